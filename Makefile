@@ -1,0 +1,65 @@
+# Samite's commands. Everything needs only git, make and Python 3.11+; the environment is made on first use from uv.lock.
+#
+#   make demo       train a tiny K3-style model on two nodes, lose one, recover, and see the report
+#   make test       the whole suite
+#   make lint       format check, lint, types, import contracts
+#   make bench      benchmarks (ratios in one run)
+#   make test-gpu   kernels and the small model on one CUDA GPU;  make bench-gpu times the kernels there
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.synced
+export RAY_ENABLE_UV_RUN_RUNTIME_ENV := 0
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help setup demo test test-fast lint format bench soak-local test-gpu bench-gpu clean
+help:
+	@sed -n '2,9s/^# \{0,1\}//p' Makefile
+
+setup: $(STAMP)
+
+# uv.lock pins everything; bytecode is compiled now, because the first import of torch and ray takes half a minute otherwise.
+$(STAMP): uv.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Samite needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}. Try: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.9"
+	@echo "Installing Samite and its locked dependencies into $(VENV) (about 7 GB with CUDA torch) ..."
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv sync --quiet --frozen --active --inexact --all-extras --compile-bytecode
+	@touch $(STAMP)
+
+demo: setup
+	@$(BIN)/python examples/quickstart/demo.py
+
+test: setup
+	@$(BIN)/python -m pytest
+
+# Without the tests that start Ray clusters: for the inner loop.
+test-fast: setup
+	@$(BIN)/python -m pytest -m "not ray and not slow"
+
+lint: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@PYTHONPATH=platform:operators:workloads:kernels $(BIN)/lint-imports --no-cache
+
+format: setup
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: setup
+	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider benchmarks
+
+soak-local: setup
+	@$(BIN)/python tests/e2e/soak_local.py --rounds $(or $(ROUNDS),20)
+
+test-gpu:
+	@$(MAKE) -C kernels test-gpu
+	@$(PYTHON) workloads/gpu_smoke.py
+
+bench-gpu:
+	@$(MAKE) -C kernels bench-gpu
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""The Kubernetes operator: gives the lifecycle of `samite.lifecycle` eyes and hands on a cluster."""

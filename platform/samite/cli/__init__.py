@@ -1,0 +1,1 @@
+"""The `samite` command. One module per noun; nothing heavy is imported before a command runs."""

@@ -1,0 +1,1 @@
+"""The TrainingRun document: models, loading with line numbers, explanation and schema."""
