@@ -1,0 +1,5 @@
+"""Short causal depthwise convolution with SiLU, as KDA uses it on q, k and v."""
+
+from samite_kernels.conv.reference import short_conv
+
+__all__ = ["short_conv"]

@@ -1,0 +1,143 @@
+"""`chunk_kda`: delta attention over whole sequences, forward and backward, from a layer's raw projections.
+
+Called by the model. Checks the contract, finds the documents, asks `dispatch`, hands over. Decode is in `decode`, context
+parallelism in `context`.
+
+State layout: [N, H, K, V], key channel first, float32; one state per document (per batch row without `cu_seqlens`).
+A state kept as [N, H, V, K] is converted with `.transpose(-1, -2)`.
+"""
+
+import torch
+from torch import Tensor
+
+from samite_kernels.kda import contract, dispatch
+from samite_kernels.kda.chunkwise import chunkwise_core
+from samite_kernels.kda.documents import Documents, find_documents
+from samite_kernels.kda.gate import bounded_log_decay, compute_dtype, l2_normalize
+
+
+def chunk_kda(  # noqa: PLR0917
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    *,
+    scale: float | None = None,
+    lower_bound: float = -5.0,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Kimi Delta Attention with the lower-bounded gate of K3 (report section on KDA).
+
+    q, k [B, T, H, K] and v [B, T, H, V] as they come out of the short convolution: not normalised. g [B, T, H, K] is the gate
+    before `dt_bias`, beta [B, T, H] the write strength before its sigmoid. A_log [H], dt_bias [H * K] or [H, K].
+    `scale` defaults to K ** -0.5. `cu_seqlens` [N + 1] packs N documents into one row (B = 1); given on the CPU it costs no
+    synchronisation. `initial_state` [N, H, K, V].
+
+    Returns o [B, T, H, V] in the dtype of v, and the final state [N, H, K, V] (float32; None unless asked for).
+    Raises ValueError for inputs outside the contract and for a forced backend that can't run.
+
+        o, state = chunk_kda(q, k, v, g, beta, A_log, dt_bias, output_final_state=True)
+    """
+    contract.check_lower_bound(lower_bound)
+    contract.check_tensors(q, k, v, g, beta)
+    contract.check_gate_parameters(A_log, dt_bias, num_heads=q.shape[2], key_dim=q.shape[3])
+    documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
+    contract.check_initial_state(initial_state, wanted=_state_shape(q, v, documents), device=q.device)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    dispatch.explain(q, v, lower_bound=lower_bound, backend=backend)
+    dtype = compute_dtype(q, k, v, g, beta, initial_state)
+    o, final_state = _on_tokens(
+        l2_normalize(q.to(dtype)),
+        l2_normalize(k.to(dtype)),
+        v.to(dtype),
+        bounded_log_decay(g.to(dtype), A_log, dt_bias, lower_bound=lower_bound),
+        beta.to(dtype).sigmoid(),
+        scale=scale,
+        documents=documents,
+        initial_state=initial_state,
+    )
+    return o.to(v.dtype), final_state if output_final_state else None
+
+
+def chunk_kda_core(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    *,
+    scale: float | None = None,
+    lower_bound: float = -5.0,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    check_decay: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The same for prepared inputs: q and k normalised, `log_decay` [B, T, H, K] in [lower_bound, 0], beta in [0, 1].
+
+    The tiles are safe only within the bound. `check_decay=True` looks at the values (one synchronisation on a GPU) and raises
+    ValueError with the first offender. Plain torch on every device.
+    """
+    contract.check_lower_bound(lower_bound)
+    contract.check_tensors(q, k, v, log_decay, beta)
+    documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
+    contract.check_initial_state(initial_state, wanted=_state_shape(q, v, documents), device=q.device)
+    if check_decay:
+        _check_log_decay(log_decay, lower_bound)
+    dtype = compute_dtype(q, k, v, log_decay, beta, initial_state)
+    o, final_state = _on_tokens(
+        q.to(dtype),
+        k.to(dtype),
+        v.to(dtype),
+        log_decay.to(dtype),
+        beta.to(dtype),
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        documents=documents,
+        initial_state=initial_state,
+    )
+    return o.to(v.dtype), final_state if output_final_state else None
+
+
+def _state_shape(q: Tensor, v: Tensor, documents: Documents) -> tuple[int, int, int, int]:
+    return documents.count, q.shape[2], q.shape[3], v.shape[3]
+
+
+def _on_tokens(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    *,
+    scale: float,
+    documents: Documents,
+    initial_state: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    o, final_state = chunkwise_core(
+        q.flatten(0, 1),
+        k.flatten(0, 1),
+        v.flatten(0, 1),
+        log_decay.flatten(0, 1),
+        beta.flatten(0, 1),
+        scale=scale,
+        documents=documents,
+        initial_state=None if initial_state is None else initial_state.to(q.dtype),
+    )
+    return o.view(v.shape), final_state
+
+
+def _check_log_decay(log_decay: Tensor, lower_bound: float) -> None:
+    outside = torch.isnan(log_decay) | (log_decay < lower_bound) | (log_decay > 0)
+    if bool(outside.any()):
+        place = outside.nonzero()[0].tolist()
+        found = float(log_decay[tuple(place)])
+        raise ValueError(
+            f"log_decay must lie in [{lower_bound:g}, 0], found {found:g} at [b, t, h, k] = {place}: "
+            "pass the raw gate to chunk_kda, which applies the bound"
+        )

@@ -1,0 +1,47 @@
+"""`recurrent_kda`: one token after another. What decoding calls with T = 1, and the definition that everything is tested against."""
+
+from torch import Tensor
+
+from samite_kernels.kda import contract
+from samite_kernels.kda.documents import find_documents
+from samite_kernels.kda.gate import bounded_log_decay, compute_dtype, l2_normalize
+from samite_kernels.kda.reference import recurrent_core
+
+
+def recurrent_kda(  # noqa: PLR0917
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    *,
+    scale: float | None = None,
+    lower_bound: float = -5.0,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Arguments, result and errors as `chunk_kda`. Plain torch on every device; cost grows with T one token at a time.
+
+    o, state = recurrent_kda(q, k, v, g, beta, A_log, dt_bias, initial_state=state, output_final_state=True)
+    """
+    contract.check_lower_bound(lower_bound)
+    contract.check_tensors(q, k, v, g, beta)
+    num_heads, key_dim = q.shape[2:]
+    contract.check_gate_parameters(A_log, dt_bias, num_heads=num_heads, key_dim=key_dim)
+    documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
+    contract.check_initial_state(initial_state, wanted=(documents.count, num_heads, key_dim, v.shape[3]), device=q.device)
+    dtype = compute_dtype(q, k, v, g, beta, initial_state)
+    o, final_state = recurrent_core(
+        l2_normalize(q.to(dtype)).flatten(0, 1),
+        l2_normalize(k.to(dtype)).flatten(0, 1),
+        v.to(dtype).flatten(0, 1),
+        bounded_log_decay(g.to(dtype), A_log, dt_bias, lower_bound=lower_bound).flatten(0, 1),
+        beta.to(dtype).sigmoid().flatten(0, 1),
+        scale=key_dim**-0.5 if scale is None else scale,
+        documents=documents,
+        initial_state=None if initial_state is None else initial_state.to(dtype),
+    )
+    return o.view(v.shape).to(v.dtype), final_state if output_final_state else None
