@@ -1,0 +1,314 @@
+"""Ray's head and worker nodes of one local run, each a process group of its own, remembered in `cluster.json`.
+
+Killing a group is a power cut: raylet, agents and training ranks of a node share it. A new supervisor adopts what the file names and
+sweeps the rest. The cluster is ours alone: own ports, own token, own short temporary folder, never an address from the environment.
+
+    guard (leader, watches the supervisor)
+    └─ ray start --block ── raylet, agents ── ranks
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from samite.engines.local import processes
+from samite.engines.local.folder import RunFolder
+from samite.engines.local.processes import ProcessId
+from samite.engines.ray_jobs import RayJobs
+from samite.errors import ConflictError, SamiteError
+
+HEAD = "head"
+MAX_TEMPORARY_PATH = 40
+"""Longest temporary folder for which Ray's socket paths stay below the 107 bytes that the kernel allows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One Ray node. `address` is its own loopback address, so that nodes of one machine can be told apart."""
+
+    name: str
+    address: str
+    process: ProcessId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """What `cluster.json` remembers. `generation` grows with each new head (ladder level L3)."""
+
+    generation: int
+    gcs_port: int
+    dashboard_port: int
+    temporary_folder: str
+    boot_id: str
+    nodes_made: int = 0
+    """Worker nodes ever made in this generation: names and addresses are never used twice."""
+    nodes: tuple[Node, ...] = field(default=())
+    """The head first, then the workers that are meant to be alive."""
+
+
+class RayNodes:
+    """The nodes of one run. Every change is written to `cluster.json` before the next one is made."""
+
+    def __init__(self, folder: RunFolder, *, run_uid: str, gpus_per_node: int = 0, grace_s: float = 60.0) -> None:
+        self._folder = folder
+        self._run_uid = run_uid
+        self._gpus_per_node = gpus_per_node
+        self._grace_s = grace_s
+        self.cluster: Cluster | None = self._load()
+
+    # What is
+
+    def jobs(self) -> RayJobs | None:
+        """Ray's Jobs API of this cluster, or None if there is no cluster."""
+        if self.cluster is None:
+            return None
+        return RayJobs(address=f"http://127.0.0.1:{self.cluster.dashboard_port}", token=self._token())
+
+    def is_alive(self, name: str) -> bool:
+        """True if the node's process group leader lives."""
+        return any(node.name == name and processes.is_alive(node.process) for node in self.nodes())
+
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes that are meant to be alive, the head first."""
+        return self.cluster.nodes if self.cluster else ()
+
+    def node_of_group(self, group: int) -> str:
+        """Name of the node whose process group this is, or an empty string."""
+        return next((node.name for node in self.nodes() if node.process.pid == group), "")
+
+    # What is to be
+
+    def start(self, num_workers: int) -> None:
+        """Start a new head and `num_workers` worker nodes; returns at once. Anything of an older cluster is ended first."""
+        generation = self.cluster.generation + 1 if self.cluster else 1
+        self.stop()
+        gcs_port, dashboard_port, client_port = _free_ports(3)
+        self._write_token()
+        self._save(
+            Cluster(
+                generation=generation,
+                gcs_port=gcs_port,
+                dashboard_port=dashboard_port,
+                temporary_folder=str(short_temporary_folder(self._run_uid)),
+                boot_id=_boot_id(),
+            )
+        )
+        self._add(HEAD, "127.0.0.1", head_command(self.cluster_or_fail(), client_port), wait_port=0)
+        for _ in range(num_workers):
+            self.add_worker()
+
+    def add_worker(self) -> str:
+        """Start one more worker node; returns its name at once. It joins when the head answers."""
+        cluster = self.cluster_or_fail()
+        number = cluster.nodes_made + 1
+        self._save(replace(cluster, nodes_made=number))
+        name, address = f"node-{number}", f"127.0.{number // 250}.{number % 250 + 1}"
+        self._add(name, address, worker_command(cluster, address, gpus=self._gpus_per_node), wait_port=cluster.gcs_port)
+        return name
+
+    def remove(self, name: str) -> None:
+        """End one node's process group and forget it. Unknown names are no error: the node is gone either way."""
+        cluster = self.cluster_or_fail()
+        for node in cluster.nodes:
+            if node.name == name:
+                processes.kill_group(node.process)
+        self._save(replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name != name)))
+
+    def stop(self) -> None:
+        """End every node and whatever else carries this run's mark, and remove the temporary folder."""
+        for node in reversed(self.nodes()):
+            processes.kill_group(node.process)
+        processes.sweep(self._run_uid)
+        if self.cluster is not None:
+            self._keep_ray_logs(Path(self.cluster.temporary_folder))
+            shutil.rmtree(self.cluster.temporary_folder, ignore_errors=True)
+            self._save(replace(self.cluster, nodes=()))
+
+    def adopt(self) -> int:
+        """After a supervisor's crash: keep the nodes the file names, sweep processes of this run that belong to none. Returns how many were swept."""
+        if self.cluster is None or self.cluster.boot_id != _boot_id():
+            swept = processes.sweep(self._run_uid)
+            if self.cluster is not None:
+                self._save(replace(self.cluster, nodes=(), boot_id=_boot_id()))
+            return swept
+        groups = {node.process.pid for node in self.nodes() if processes.is_alive(node.process)}
+        kept = [pid for group in groups for pid in processes.group_members(group)]
+        # The Ray workers of a node leave its group only when Ray daemonises them; those name a living node's temporary folder and stay.
+        strays = [pid for pid in processes.processes_of_run(self._run_uid) if pid not in kept and _group(pid) not in groups]
+        for pid in strays:
+            with suppress(OSError):
+                os.kill(pid, 9)
+        return len(strays)
+
+    def cluster_or_fail(self) -> Cluster:
+        """The cluster, which the caller knows to exist."""
+        assert self.cluster is not None, "no cluster was started"
+        return self.cluster
+
+    # Files
+
+    def _add(self, name: str, address: str, command: list[str], *, wait_port: int) -> None:
+        guard = [sys.executable, "-m", "samite.engines.local.guard", "--folder", str(self._folder.path), "--grace", str(self._grace_s)]
+        process = processes.start_group(
+            [*guard, "--wait-port", str(wait_port), "--", *command],
+            environment=self._environment(name),
+            log=self._folder.node_logs / f"{name}.log",
+            folder=self._folder.path,
+        )
+        cluster = self.cluster_or_fail()
+        self._save(replace(cluster, nodes=(*cluster.nodes, Node(name=name, address=address, process=process))))
+
+    def _environment(self, name: str) -> dict[str, str]:
+        return ray_environment(os.environ) | {
+            processes.RUN_UID_VARIABLE: self._run_uid,
+            "SAMITE_NODE": name,
+            "RAY_AUTH_TOKEN_PATH": str(self._token_file()),
+        }
+
+    def _token_file(self) -> Path:
+        return self._folder.path / "ray.token"
+
+    def _token(self) -> str:
+        return self._token_file().read_text(encoding="utf-8").strip()
+
+    def _write_token(self) -> None:
+        file = self._token_file()
+        file.unlink(missing_ok=True)
+        file.touch(mode=0o600)
+        file.write_text(secrets.token_hex(32) + "\n", encoding="utf-8")
+
+    def _keep_ray_logs(self, temporary: Path) -> None:
+        """Ray's own logs of this generation, kept beside ours: they are what is read after a failure."""
+        for session in temporary.glob("session_2*"):
+            if (session / "logs").is_dir():
+                target = self._folder.node_logs / f"ray-{self.cluster_or_fail().generation}"
+                with suppress(OSError, shutil.Error):
+                    shutil.copytree(session / "logs", target, dirs_exist_ok=True, symlinks=True)
+
+    def _load(self) -> Cluster | None:
+        found = self._folder.read_json(self._folder.cluster_file)
+        if found is None:
+            return None
+        nodes = tuple(Node(name=node["name"], address=node["address"], process=ProcessId(**node["process"])) for node in found.pop("nodes"))
+        return Cluster(**found, nodes=nodes)
+
+    def _save(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        document: dict[str, Any] = asdict(cluster)
+        self._folder.write_json(self._folder.cluster_file, document)
+
+
+def head_command(cluster: Cluster, client_port: int) -> list[str]:
+    """`ray start` for the head: no CPUs, so that no rank lands there; loopback dashboard; no fixed port anywhere."""
+    return [
+        *_ray("start", "--head"),
+        "--node-ip-address=127.0.0.1",
+        f"--port={cluster.gcs_port}",
+        "--dashboard-host=127.0.0.1",
+        f"--dashboard-port={cluster.dashboard_port}",
+        f"--ray-client-server-port={client_port}",
+        f"--temp-dir={cluster.temporary_folder}",
+        "--num-cpus=0",
+        "--num-gpus=0",
+        *_SHARED_OPTIONS,
+    ]
+
+
+def worker_command(cluster: Cluster, address: str, *, gpus: int) -> list[str]:
+    """`ray start` for a worker node: one CPU slot for one rank, or as many GPUs as ranks."""
+    return [
+        *_ray("start"),
+        f"--address=127.0.0.1:{cluster.gcs_port}",
+        f"--node-ip-address={address}",
+        f"--num-cpus={max(gpus, 1)}",
+        f"--num-gpus={gpus}",
+        *_SHARED_OPTIONS,
+    ]
+
+
+def _ray(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "ray.scripts.scripts", *arguments]
+
+
+_SHARED_OPTIONS = (
+    "--object-store-memory=80000000",
+    "--min-worker-port=0",
+    "--max-worker-port=0",
+    "--dashboard-agent-listen-port=0",
+    "--include-log-monitor=false",
+    "--disable-usage-stats",
+    "--block",
+)
+
+
+def ray_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Environment of every process of the cluster: the inherited one without foreign Ray settings, and with ours.
+
+    Node failure is noticed by Ray after about 5 s instead of 13; the supervisor sees the exit at once. Credentials that the
+    trainer's storage needs (AWS_*) come along as inherited; nothing is written down.
+    """
+    kept = {key: value for key, value in inherited.items() if not key.startswith(("RAY_", "VIRTUAL_ENV_PROMPT"))}
+    return kept | {
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        "RAY_AUTH_MODE": "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_raylet_start_wait_time_s": "120",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "1000",
+        "RAY_health_check_failure_threshold": "4",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "60",
+    }
+
+
+def short_temporary_folder(run_uid: str) -> Path:
+    """A new private folder for Ray's sockets with a path short enough for the kernel, wherever TMPDIR points."""
+    for base in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - mkdtemp makes it private
+        if len(base) + len("/smt-12345678-") + 8 <= MAX_TEMPORARY_PATH and base.isascii() and " " not in base and os.access(base, os.W_OK):
+            return Path(tempfile.mkdtemp(prefix=f"smt-{run_uid[:8]}-", dir=base))
+    raise SamiteError(
+        f"Ray needs a writable temporary folder with a path of at most {MAX_TEMPORARY_PATH - 22} plain characters for its sockets; "
+        f"neither TMPDIR ({tempfile.gettempdir()}) nor /tmp is one. Try: export TMPDIR=/tmp"
+    )
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now. All are held open until the last is found, so they differ."""
+    held = []
+    try:
+        for _ in range(count):
+            handle = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            handle.bind(("127.0.0.1", 0))
+            held.append(handle)
+        return [handle.getsockname()[1] for handle in held]
+    except OSError as error:
+        raise ConflictError(f"no free ports on 127.0.0.1 for a Ray cluster: {error}") from error
+    finally:
+        for handle in held:
+            handle.close()
+
+
+def _boot_id() -> str:
+    """Differs after a reboot, when every remembered process number is void."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
