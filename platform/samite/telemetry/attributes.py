@@ -1,0 +1,220 @@
+"""Every attribute key that Samite's metrics and events carry (OpenTelemetry naming; roots other than `samite.` are used as their own
+conventions define them). Looked up through `samite.telemetry.names`.
+"""
+
+from samite.telemetry.instruments import Attribute
+
+RESOURCE_ATTRIBUTES: tuple[Attribute, ...] = (
+    Attribute(name="service.name", type="string", brief="samite-trainer, samite-agent, samite-operator, samite-supervisor or samite-cli"),
+    Attribute(name="service.version", type="string", brief="Version of the samite distribution"),
+    Attribute(name="service.instance.id", type="string", brief="One process: rank and process id"),
+    Attribute(name="samite.run.name", type="string", brief="Name of the run"),
+    Attribute(name="samite.run.uid", type="string", brief="Unique id of the run, made at submit"),
+)
+"""Describe the process; they ride on the resource, never on single metrics."""
+
+STAGE_ATTRIBUTES: tuple[Attribute, ...] = (
+    Attribute(name="samite.stage.name", type="string", brief="Name of the stage in the spec"),
+    Attribute(
+        name="samite.stage.kind",
+        type="string",
+        brief="Kind of the stage",
+        values=("Pretrain", "Extend", "Anneal", "SFT", "RL", "Eval"),
+    ),
+)
+"""Every metric may carry these two."""
+
+FAILURE_CLASSES = ("infra", "preemption", "application", "hang", "numeric", "oom", "operator", "user")
+
+METRIC_ATTRIBUTES: tuple[Attribute, ...] = (
+    Attribute(
+        name="samite.step.part",
+        type="string",
+        brief="Part of an optimizer step; total is the whole step, and the parts need not add up to it",
+        values=("total", "compute", "communication", "data", "optimizer"),
+    ),
+    Attribute(
+        name="samite.token.kind",
+        type="string",
+        brief="trained: new progress; recomputed: trained again after a restart; padded: filled up to the context length",
+        values=("trained", "recomputed", "padded"),
+    ),
+    Attribute(name="samite.modality", type="string", brief="What a token belongs to", values=("text", "image")),
+    Attribute(
+        name="samite.loss.kind",
+        type="string",
+        brief="vision is the cross entropy of image captions",
+        values=("total", "text", "vision", "router", "z"),
+    ),
+    Attribute(
+        name="samite.param.group",
+        type="string",
+        brief="Group of parameters; other holds norms, residual queries and whatever no group claims",
+        values=("global", "attention", "expert", "dense", "router", "embedding", "vision", "other"),
+    ),
+    Attribute(
+        name="samite.tensor.kind",
+        type="string",
+        brief="Where a non-finite value was seen; operand is q, k, g or beta of delta attention",
+        values=("loss", "gradient", "weight", "activation", "operand"),
+    ),
+    Attribute(name="samite.layer.block", type="string", brief="Layer index in the decoder, or a block of layers such as 0-7"),
+    Attribute(
+        name="samite.decay.kind",
+        type="string",
+        brief="Which decay: of the attention state or of the optimizer",
+        values=("state", "optimizer"),
+    ),
+    Attribute(
+        name="samite.decay.threshold",
+        type="string",
+        brief="Below which magnitude a chunk's decay counts as forgotten",
+        values=("normal", "bf16_subnormal", "fp32_subnormal"),
+    ),
+    Attribute(
+        name="samite.memory.kind",
+        type="string",
+        brief="Pool of device memory",
+        values=("allocated", "reserved", "communication"),
+    ),
+    Attribute(
+        name="samite.checkpoint.phase",
+        type="string",
+        brief="Phase of a checkpoint; stall is the time that training waited",
+        values=("snapshot", "stall", "upload", "commit", "verify", "load"),
+    ),
+    Attribute(name="samite.checkpoint.tier", type="string", brief="Where the bytes lie", values=("local", "peer", "object")),
+    Attribute(
+        name="samite.checkpoint.state",
+        type="string",
+        brief="State of a checkpoint",
+        values=("committed", "verified", "quarantined"),
+    ),
+    Attribute(name="samite.io.direction", type="string", brief="Direction of a transfer", values=("read", "write")),
+    Attribute(
+        name="samite.storage.operation",
+        type="string",
+        brief="Storage request",
+        values=("put", "get", "head", "list", "delete", "multipart"),
+    ),
+    Attribute(
+        name="samite.run.state",
+        type="string",
+        brief="Phase of the run, in lower case",
+    ),
+    Attribute(name="samite.stage.state", type="string", brief="State of a stage, in lower case"),
+    Attribute(
+        name="samite.time.state",
+        type="string",
+        brief="What the wall clock was spent on",
+        values=("productive", "queue", "provision", "start", "detect", "restart", "load", "recompute", "save_stall", "hold"),
+    ),
+    Attribute(name="samite.restart.level", type="string", brief="Rung of the restart ladder", values=("L1", "L2", "L3", "L4", "L5")),
+    Attribute(name="samite.failure.class", type="string", brief="Class of a failure", values=FAILURE_CLASSES),
+    Attribute(
+        name="samite.attempt.outcome",
+        type="string",
+        brief="How an attempt ended",
+        values=("stage_complete", "stopped", "failed"),
+    ),
+    Attribute(
+        name="samite.recovery.phase",
+        type="string",
+        brief="Part of a recovery; total runs from the fault to the first new step",
+        values=("detect", "decide", "provision", "start", "load", "first_step", "total"),
+    ),
+    Attribute(
+        name="samite.exclusion.reason",
+        type="string",
+        brief="Why a node is not used",
+        values=("blamed", "strikes", "preflight", "operator"),
+    ),
+    Attribute(
+        name="samite.detector.name",
+        type="string",
+        brief="Detector",
+        values=("heartbeat", "process", "ray", "numeric", "decay", "straggler", "storage"),
+    ),
+    Attribute(name="samite.detector.state", type="string", brief="State of a detector", values=("active", "degraded", "off")),
+    Attribute(name="samite.telemetry.signal", type="string", brief="Kind of telemetry", values=("metrics", "logs", "traces", "jsonl")),
+    Attribute(name="samite.rank.group", type="string", brief="Pipeline stage or node block of ranks, never a single rank"),
+    Attribute(name="error.type", type="string", brief="Exception class or code: stable and of few values, never a message"),
+)
+"""Keys that metrics carry; each metric names its own."""
+
+EVENT_ATTRIBUTES: tuple[Attribute, ...] = (
+    Attribute(name="samite.actor", type="string", brief="Who asked: user name, supervisor, operator, trainer"),
+    Attribute(name="samite.reason", type="string", brief="Why, in one sentence for people"),
+    Attribute(name="samite.message", type="string", brief="What happened, in words; may hold the text of an exception"),
+    Attribute(name="samite.phase.from", type="string", brief="Phase before the change"),
+    Attribute(name="samite.phase.to", type="string", brief="Phase after the change"),
+    Attribute(name="samite.stage.index", type="int", brief="0-based index of the stage"),
+    Attribute(name="samite.stage.context_length", type="int", brief="Context length of the stage in tokens"),
+    Attribute(name="samite.stage.workers", type="int", brief="Workers of the stage"),
+    Attribute(name="samite.stage.layout", type="string", brief="Parallel layout, such as data=2,expert=1"),
+    Attribute(name="samite.attempt.number", type="int", brief="1-based number of the attempt over the whole run"),
+    Attribute(name="samite.attempt.submission", type="string", brief="Submission id of the attempt"),
+    Attribute(name="samite.attempt.incarnation", type="int", brief="Worker group restarts inside the attempt so far"),
+    Attribute(name="samite.step.index", type="int", brief="Optimizer steps finished, over the whole run"),
+    Attribute(name="samite.step.last", type="int", brief="Last step that an attempt finished"),
+    Attribute(name="samite.step.resumed", type="int", brief="Step of the checkpoint that an attempt starts from"),
+    Attribute(name="samite.step.recomputed", type="int", brief="Steps that had to be trained again"),
+    Attribute(name="samite.tokens.trained", type="int", brief="Tokens trained, over the whole run"),
+    Attribute(name="samite.rank", type="int", brief="Global rank"),
+    Attribute(name="samite.ranks", type="int[]", brief="Global ranks"),
+    Attribute(name="samite.node", type="string", brief="Node of the run"),
+    Attribute(name="samite.nodes", type="string[]", brief="Nodes of the run"),
+    Attribute(name="samite.evidence", type="string[]", brief="Facts that a decision rests on, each with its age"),
+    Attribute(name="samite.evidence.missing", type="string[]", brief="Facts that were missing for a decision"),
+    Attribute(name="samite.fault.time", type="double", brief="When the fault happened first, seconds since the epoch"),
+    Attribute(name="samite.duration", type="double", brief="Seconds"),
+    Attribute(name="samite.duration.detect", type="double", brief="Seconds from the fault to its detection"),
+    Attribute(name="samite.duration.restart", type="double", brief="Seconds from the decision to running workers"),
+    Attribute(name="samite.duration.load", type="double", brief="Seconds that loading the checkpoint took"),
+    Attribute(name="samite.duration.first_step", type="double", brief="Seconds from the loaded state to the first finished step"),
+    Attribute(name="samite.heartbeat.seconds", type="double", brief="Age of a heartbeat in seconds"),
+    Attribute(name="samite.value", type="double", brief="The value that a rule looked at"),
+    Attribute(name="samite.threshold", type="double", brief="The limit that it was held against"),
+    Attribute(name="samite.median", type="double", brief="Median of the rule's window"),
+    Attribute(name="samite.deviation", type="double", brief="Distance from the median in median absolute deviations"),
+    Attribute(name="samite.window", type="int", brief="Number of samples or steps that a rule looked at"),
+    Attribute(name="samite.data.window", type="int[]", brief="Half-open range of global sequence rows of the step"),
+    Attribute(name="samite.gate.check", type="string", brief="Check of a stage gate"),
+    Attribute(name="samite.gate.verdict", type="string", brief="pass or fail"),
+    Attribute(name="samite.handover.hash", type="string", brief="Content hash of a stage hand-over"),
+    Attribute(name="samite.handover.carried", type="string[]", brief="States that were carried over"),
+    Attribute(name="samite.handover.reset", type="string[]", brief="States that were reset"),
+    Attribute(name="samite.restart.backoff", type="double", brief="Seconds to wait before the restart"),
+    Attribute(name="samite.restart.budget_left", type="int", brief="Restarts left for this failure class; -1 for no limit"),
+    Attribute(name="samite.node.strikes", type="double", brief="Strikes against a node"),
+    Attribute(name="samite.node.expiry", type="double", brief="When the exclusion ends, seconds since the epoch"),
+    Attribute(name="samite.checkpoint.id", type="string", brief="Checkpoint id"),
+    Attribute(name="samite.checkpoint.bytes", type="int", brief="Bytes of all shards"),
+    Attribute(name="samite.checkpoint.shards", type="int", brief="Number of shard objects"),
+    Attribute(name="samite.checkpoint.hash", type="string", brief="Hash of the manifest"),
+    Attribute(name="samite.checkpoint.shard", type="string", brief="One shard object"),
+    Attribute(name="samite.checkpoint.level", type="string", brief="How deep a verification went"),
+    Attribute(name="samite.tensor.name", type="string", brief="Tensor or parameter"),
+    Attribute(name="samite.decay.cause", type="string", brief="Which clause of the decay rule fired"),
+    Attribute(name="samite.decay.share", type="double", brief="Share of non-negligible decay products that were lost"),
+    Attribute(name="samite.decay.lost", type="int", brief="Non-negligible decay products that were lost"),
+    Attribute(name="samite.decay.exponent", type="double", brief="Lowest summed log2 decay of a chunk"),
+    Attribute(name="samite.decay.margin", type="double", brief="Nats left before a tile's exponent overflows"),
+    Attribute(name="samite.decay.chunk_length", type="int", brief="Chunk length in tokens"),
+    Attribute(name="samite.experts.idle", type="int", brief="Experts without any token"),
+    Attribute(name="samite.experts.cv", type="double", brief="Coefficient of variation of expert load"),
+    Attribute(name="samite.memory.bytes", type="int", brief="Bytes in use"),
+    Attribute(name="samite.memory.limit_bytes", type="int", brief="Bytes that may be used"),
+    Attribute(name="samite.retries", type="int", brief="Retries so far"),
+    Attribute(name="samite.count", type="int", brief="How many"),
+    Attribute(name="samite.limit", type="double", brief="How many are allowed"),
+    Attribute(name="samite.bundle.uri", type="string", brief="Where the diagnostics bundle lies"),
+    Attribute(name="samite.bundle.parts", type="string[]", brief="Parts that the bundle holds"),
+    Attribute(name="samite.bundle.missing", type="string[]", brief="Parts that could not be collected"),
+    Attribute(name="samite.chaos.kind", type="string", brief="Fault that was injected on purpose"),
+    Attribute(name="process.pid", type="int", brief="Process id"),
+    Attribute(name="process.exit.code", type="int", brief="Exit code; negative for a signal"),
+)
+"""Keys that events carry on top of the metric keys."""
+
+ALL_ATTRIBUTES: tuple[Attribute, ...] = (*RESOURCE_ATTRIBUTES, *STAGE_ATTRIBUTES, *METRIC_ATTRIBUTES, *EVENT_ATTRIBUTES)
