@@ -1,0 +1,85 @@
+"""How failures are found: heartbeats, hangs, stragglers, numbers that go wrong, and the decay signals."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from samite.spec.base import PositiveFloat, PositiveInt, SpecModel
+
+
+class HeartbeatSpec(SpecModel):
+    """The sign of progress that each rank writes."""
+
+    period_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
+    """Shortest time between two heartbeats of a rank, and how often the engine reads them. Unit: seconds. Default 2: a lost rank shows within 5 s."""
+
+
+class HangSpec(SpecModel):
+    """When standing still counts as a hang: a heartbeat older than max(floorSeconds, factor x median step time of this stage)."""
+
+    mode: Literal["Observe", "Restart"] = "Observe"
+    """Observe: report and collect stacks. Restart: also restart, on two independent facts. Default Observe: look first, then trust."""
+    floor_seconds: PositiveFloat = 120.0
+    """A hang is never shorter than this. Unit: seconds. Default 120."""
+    factor: Annotated[float, Field(ge=1.5, le=1000)] = 5.0
+    """Multiple of the median step time that counts as a hang. Unit: none. Default 5."""
+    first_step_seconds: PositiveFloat = 900.0
+    """Limit for the first step of an attempt, which compiles kernels. Unit: seconds. Default 900."""
+    save_seconds: PositiveFloat = 900.0
+    """Limit while a checkpoint is written in the foreground. Unit: seconds. Default 900."""
+    load_seconds: PositiveFloat = 900.0
+    """Limit while a checkpoint is loaded. Unit: seconds. Default 900."""
+    eval_seconds: PositiveFloat = 900.0
+    """Limit during an evaluation. Unit: seconds. Default 900."""
+    learning_windows: PositiveInt = 3
+    """Windows of clean steps before the learnt limit is trusted; until then only firstStepSeconds counts. Unit: windows. Default 3."""
+
+
+class StragglerSpec(SpecModel):
+    """When one rank is slower than the others."""
+
+    mode: Literal["Report", "Ignore"] = "Report"
+    """Report: an event names the rank. Default Report."""
+    factor: Annotated[float, Field(gt=1, le=100)] = 1.5
+    """Multiple of the median compute time that counts as slow. Unit: none. Default 1.5."""
+    steps: PositiveInt = 20
+    """Steps in a row that must be slow. Unit: steps. Default 20."""
+
+
+class NumericSpec(SpecModel):
+    """When the numbers of the training go wrong."""
+
+    on_nonfinite: Literal["RollBack", "Hold"] = "RollBack"
+    """After a non-finite loss or gradient. RollBack: go back to the newest verified checkpoint and leave out the rows of the bad step. Hold: wait
+    for a person. Default RollBack."""
+    grad_norm_mads: PositiveFloat = 6.0
+    """A gradient norm this many median absolute deviations above the median for 3 sampled steps raises an event. Unit: deviations. Default 6."""
+
+
+class DecaySpec(SpecModel):
+    """When the decay of the linear attention loses products that matter. Correct flushes to zero never count."""
+
+    underflow_limit: Annotated[int, Field(ge=0, le=2**53)] = 0
+    """Lossy flushes in one sample above which samite.decay.underflow fires. Unit: products. Default 0: the bounded gate allows none, so each one
+    is a fault."""
+    action: Literal["Pause", "Observe"] = "Pause"
+    """Pause: hold at the next checkpoint, because a restart cannot repair it. Observe: the event alone. Default Pause."""
+
+
+class DetectionSpec(SpecModel):
+    """How failures are found. Nothing is killed on one fact alone, and a missing answer is not a fact."""
+
+    heartbeat: HeartbeatSpec = HeartbeatSpec()
+    """The sign of progress of each rank."""
+    hang: HangSpec = HangSpec()
+    """When standing still counts as a hang."""
+    straggler: StragglerSpec = StragglerSpec()
+    """When one rank is slower than the others."""
+    numeric: NumericSpec = NumericSpec()
+    """When the numbers go wrong."""
+    decay: DecaySpec = DecaySpec()
+    """When the decay of the linear attention loses products."""
+    provision_seconds: PositiveFloat = 900.0
+    """Longest time until all nodes are ready. Unit: seconds. Default 900; the clock starts at admission."""
+    start_seconds: PositiveFloat = 600.0
+    """Longest time from submission to the first heartbeat. Unit: seconds. Default 600: long contexts compile slowly."""
