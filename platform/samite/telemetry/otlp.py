@@ -187,7 +187,7 @@ class OtlpExport:
                 reason,
             )
         if not self._closing:
-            self.metrics([Point("samite.telemetry.dropped", items, {"samite.telemetry.signal": signal})], {})
+            self.metrics([Point("samite.telemetry.dropped", float(items), {"samite.telemetry.signal": signal})], {})
 
 
 def _count_points(data: Any) -> int:
