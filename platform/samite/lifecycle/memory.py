@@ -1,0 +1,273 @@
+"""What the lifecycle remembers between two turns. The engine stores it, atomically, *before* it applies the actions that came with it.
+
+Everything here is small and bounded, whatever the number of ranks. A crash after storing and before applying is harmless: the next turn sees from
+the memory what was wanted, from the observation what is, and gives the missing actions again.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Self
+
+from samite.lifecycle.codec import from_document, to_document
+from samite.lifecycle.evidence import Evidence
+from samite.lifecycle.ledger import Ledger
+from samite.lifecycle.phases import FailureClass, Level, Phase
+
+HISTORY = 20
+"""Failures and recoveries kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptMemory:
+    """The submission that is wanted or alive. At most one exists, at any time."""
+
+    submission_id: str
+    attempt: int
+    stage_index: int
+    cluster_id: str
+    num_workers: int
+    num_nodes: int
+    worker_group_restarts: int
+    resume: str
+    handover: str = ""
+    skip_data_windows: tuple[tuple[int, int], ...] = ()
+    since_s: float = 0.0
+    since_watched_s: float = 0.0
+    known_to_ray: bool = False
+    """The dashboard has answered with a status at least once."""
+    heartbeat_seen: bool = False
+    incarnation: int = 0
+    start_step: int = -1
+    """First step number that this attempt reported; -1 before its first heartbeat."""
+    start_stage_step: int = 0
+    start_tokens: int = 0
+    first_step_at_s: float | None = None
+    """When the first step of this attempt and incarnation was seen finished."""
+    first_step: int = 0
+    last_step: int = -1
+    last_step_at_s: float = 0.0
+    ended_seen_at_s: float | None = None
+    """When Ray was first seen to say that it ended."""
+    result_seen_at_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterMemory:
+    """The cluster that is wanted, or being removed."""
+
+    cluster_id: str
+    stage_index: int
+    shape: str
+    nodes: tuple[str, ...]
+    replaced: tuple[tuple[str, str], ...] = ()
+    """(lost node, its replacement), newest last."""
+    since_s: float = 0.0
+    since_watched_s: float = 0.0
+    was_ready: bool = False
+    leaving: bool = False
+    """It is to be gone."""
+    leaving_since_s: float = 0.0
+    cannot_start: str = ""
+    cannot_start_since_watched_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory:
+    """One stage that has begun."""
+
+    name: str
+    started_at_s: float = 0.0
+    final_checkpoint: str = ""
+    """Id of the checkpoint that completed the stage; empty while it trains."""
+    final_step: int = 0
+    final_tokens: int = 0
+    start_tokens: int = 0
+    gate_tries: int = 0
+    gate_passed: bool = False
+    gate_lines: tuple[str, ...] = ()
+    """One line for each check with its numbers; part of the hand-over."""
+    handover_hash: str = ""
+    """Hash of the committed hand-over that ended this stage."""
+    rolled_back: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureRecord:
+    """A failure as it was judged."""
+
+    failure_class: FailureClass
+    error_type: str
+    message: str
+    """First cause first."""
+    traceback: str = ""
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    submission_id: str = ""
+    attempt: int = 0
+    incarnation: int = 0
+    step: int = -1
+    evidence: tuple[Evidence, ...] = ()
+    data_window: tuple[int, int] | None = None
+    restartable: bool = True
+    """False for exit code 93 and rules that say so."""
+    lost_nodes: bool = False
+    lost_head: bool = False
+    detect_s: float = 0.0
+    """From the fault to this judgement."""
+    at_s: float = 0.0
+    level: int = 0
+    """What was decided: 1 to 5."""
+    evicted: bool = False
+    commits: int = 0
+    """Committed checkpoints of the run when it happened."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecoveryMemory:
+    """A recovery in progress."""
+
+    failure: FailureRecord
+    level: Level
+    outcome: str = "Restart"
+    """Restart | Hold | Fail: what follows when the old submission has ended."""
+    reason: str = ""
+    message: str = ""
+    decided_at_s: float = 0.0
+    deadline_watched_s: float = 0.0
+    not_before_s: float = 0.0
+    old_submission: str = ""
+    old_incarnation: int = 0
+    ended: bool = False
+    """The old submission is known to have ended."""
+    replace_nodes: tuple[str, ...] = ()
+    by_request: bool = False
+    alive_at_s: float | None = None
+    """First heartbeat of the new attempt or incarnation."""
+    loading_at_s: float | None = None
+    loaded_at_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecoveryRecord:
+    """A finished recovery. Durations in seconds; their sum is the time from the fault to the first new step."""
+
+    level: int
+    failure_class: FailureClass
+    error_type: str
+    attempt: int
+    """The attempt that came out of it."""
+    at_s: float
+    detect_s: float
+    restart_s: float
+    """From the decision to the first heartbeat."""
+    load_s: float
+    """From the first heartbeat to a loaded checkpoint."""
+    first_step_s: float
+    """From there to the first finished step."""
+    recomputed_steps: int = 0
+
+    @property
+    def total_s(self) -> float:
+        """From the fault to the first finished step."""
+        return self.detect_s + self.restart_s + self.load_s + self.first_step_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlameMemory:
+    """Strikes of one node, and whether it is excluded."""
+
+    node: str
+    strikes: float = 0.0
+    updated_s: float = 0.0
+    excluded_until_s: float | None = None
+    reason: str = ""
+    seen: tuple[str, ...] = ()
+    """Facts that were counted already, so that repeated observations do not count twice. At most 8."""
+    last_flap_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suspicion:
+    """Something that looks wrong on too little evidence to act."""
+
+    kind: str
+    """hang | storage | straggler | failure"""
+    submission_id: str
+    incarnation: int
+    since_s: float
+    since_watched_s: float
+    diagnostics_id: str = ""
+    confirmed: bool = False
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pause:
+    """The run is to stop at its next checkpoint."""
+
+    reason: str
+    message: str
+    request_id: str
+    since_watched_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """The whole memory of one run. `Memory()` is a run that was never looked at."""
+
+    version: int = 1
+    phase: Phase = Phase.PENDING
+    reason: str = "Created"
+    message: str = ""
+    phase_since_s: float = 0.0
+    phase_since_watched_s: float = 0.0
+    started_at_s: float | None = None
+    now_s: float = 0.0
+    """Time of the last turn. Time never goes back for a run: an earlier `now_s` counts as this one."""
+    watched_s: float = 0.0
+    """Time during which somebody was looking: a gap between two turns counts for at most a minute. Limits are measured on it, so that neither a
+    crashed engine nor a jumping clock makes anything late."""
+    observed_at_s: float = -1.0
+    attempt: int = 0
+    generation: int = 0
+    next_node: int = 0
+    cluster: ClusterMemory | None = None
+    live: AttemptMemory | None = None
+    stage_index: int = 0
+    stages: tuple[StageMemory, ...] = ()
+    spent: dict[FailureClass, tuple[float, ...]] = field(default_factory=dict)
+    """Times of restarts that still count against each budget."""
+    restarts: dict[FailureClass, int] = field(default_factory=dict)
+    """All restarts by class."""
+    cycles_without_commit: int = 0
+    backoff_exponent: int = 0
+    commits: int = 0
+    newest_commit: str = ""
+    newest_commit_step: int = -1
+    newest_commit_at_s: float | None = None
+    commits_at_failure: int = 0
+    best_step: int = -1
+    """Largest step ever finished; steps up to here are recomputed after a restart."""
+    recomputed_steps: int = 0
+    last_failure: FailureRecord | None = None
+    failures: tuple[FailureRecord, ...] = ()
+    recovery: RecoveryMemory | None = None
+    recoveries: tuple[RecoveryRecord, ...] = ()
+    skip_data_windows: tuple[tuple[int, int], ...] = ()
+    blame: tuple[BlameMemory, ...] = ()
+    approvals: tuple[str, ...] = ()
+    handled_requests: tuple[str, ...] = ()
+    suspicion: Suspicion | None = None
+    pause: Pause | None = None
+    decay_acknowledged_step: int = -1
+    held_settled: bool = False
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(to_document(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse `text`; raises ValueError if it is no memory."""
+        return from_document(cls, json.loads(text))
