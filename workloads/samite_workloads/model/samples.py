@@ -1,0 +1,33 @@
+"""Signals of one sampled forward pass: what the trainer turns into metrics and into the decay-underflow rule."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from samite_kernels.kda import DecayCounts
+from samite_workloads.model.kda import KdaCore
+from samite_workloads.model.router import Router, RouterSample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSamples:
+    """By 0-based layer; every value is a tensor on the model's device."""
+
+    decay: Mapping[int, DecayCounts]
+    """KDA layers."""
+    router: Mapping[int, RouterSample]
+    """MoE layers."""
+
+    @classmethod
+    def take(cls, layers: Iterable[nn.Module]) -> "ModelSamples":
+        """Moves the samples out of the layers."""
+        decay: dict[int, DecayCounts] = {}
+        router: dict[int, RouterSample] = {}
+        for index, layer in enumerate(layers):
+            for module in layer.modules():
+                if isinstance(module, KdaCore) and module.sample is not None:
+                    decay[index], module.sample = module.sample, None
+                elif isinstance(module, Router) and module.sample is not None:
+                    router[index], module.sample = module.sample, None
+        return cls(decay=decay, router=router)
