@@ -4,11 +4,11 @@ Any scheme that fsspec knows (`s3://`, `gs://`, `memory://`, ...). The copy is n
 at its URI is fetched anew and an unchanged one is not. Called by `open_corpus`; ranks on one machine share the copy.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 from samite.errors import NotAllowedError, NotFoundError, UnreachableError
+from samite.settings import Settings
 from samite_workloads.data.corpus import check_files
 from samite_workloads.data.layout import MANIFEST_NAME, CorpusError, Manifest
 from samite_workloads.data.staging import staged
@@ -19,8 +19,7 @@ def fetch(uri: str, cache: Path | None = None) -> Path:
     filesystem, root = _filesystem(uri)
     text = _read(filesystem, f"{root}/{MANIFEST_NAME}", uri).decode("utf-8", errors="replace")
     manifest = Manifest.from_json(text, f"{uri.rstrip('/')}/{MANIFEST_NAME}")
-    home = Path(os.environ.get("SAMITE_HOME") or Path.home() / ".samite")
-    folder = (cache or home / "cache" / "corpora") / manifest.digest.removeprefix("sha256:")
+    folder = (cache or Settings.from_environment().home / "cache" / "corpora") / manifest.digest.removeprefix("sha256:")
     if folder.exists():
         return folder
     with staged(folder, folder.exists) as staging:

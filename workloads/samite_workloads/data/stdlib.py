@@ -6,7 +6,7 @@ still covers the whole library; tests and installed packages are left out. Nothi
 
 import hashlib
 import importlib
-import importlib.metadata
+import os
 import platform
 import sysconfig
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from samite_workloads.data.layout import CorpusError
 DEFAULT_MAX_BYTES = 8 << 20
 _MAX_FILE_BYTES = 256 << 10
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "pydoc_data"})
+_SUFFIXES = (".py", ".txt", ".rst")
 _LICENCE_WORDS = ("licen", "copying", "notice")
 
 
@@ -47,8 +48,7 @@ class StandardLibrary:
                 continue
             content = hashlib.blake2b(text.encode(), digest_size=16).digest()
             if content in seen:
-                skipped.add("same text as another file", name)
-                continue
+                continue  # packages bring the same few licences over and over
             seen.add(content)
             budget -= size
             chosen.append((name, text))
@@ -86,22 +86,17 @@ class StandardLibrary:
 
     def _files(self) -> list[tuple[str, Path]]:
         library = _library()
-        found = [
-            (path.relative_to(library).as_posix(), path)
-            for pattern in ("*.py", "*.txt", "*.rst")
-            for path in library.rglob(pattern)
-            if not _SKIPPED_FOLDERS.intersection(path.relative_to(library).parts[:-1]) and path.is_file()
-        ]
-        for distribution in importlib.metadata.distributions():
-            for file in distribution.files or ():
-                path = Path(str(file.locate()))
-                if (
-                    any(word in file.name.lower() for word in _LICENCE_WORDS)
-                    and path.suffix in ("", ".txt", ".md", ".rst")
-                    and path.is_file()
-                ):
-                    found.append((f"licences/{distribution.name}/{file.name}", path))
-        return sorted(set(found))
+        found = []
+        for folder, subfolders, names in os.walk(library):
+            subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
+            paths = [Path(folder, name) for name in names if name.endswith(_SUFFIXES)]
+            found += [(path.relative_to(library).as_posix(), path) for path in paths]
+        for key in ("purelib", "platlib"):
+            packages = Path(sysconfig.get_path(key))
+            for path in [*packages.glob("*.dist-info/*"), *packages.glob("*.dist-info/licenses/**/*")]:
+                if any(word in path.name.lower() for word in _LICENCE_WORDS) and path.suffix in ("", ".txt", ".md", ".rst"):
+                    found.append((f"licences/{path.relative_to(packages).as_posix()}", path))
+        return sorted({(name, path) for name, path in found if path.is_file()})
 
 
 def _library() -> Path:

@@ -9,6 +9,7 @@ Long runs without a border stay cheap: the splitting pattern caps every word at 
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 WORD_CAP = 48
 PIECE_CHARACTERS = 1 << 18
+_PIECES_AT_ONCE = 8
 SPECIAL_TOKENS = {
     "document_end": "<|end|>",
     "padding": "<|pad|>",
@@ -91,8 +93,11 @@ def special_tokens(tokenizer: "Tokenizer", place: str = "tokenizer") -> SpecialT
 def encode(tokenizer: "Tokenizer", text: str) -> Iterator[list[int]]:
     """Token ids of `text`, a piece at a time; special tokens are never produced."""
     tokenizer.encode_special_tokens = True
-    for piece in pieces(text):
-        yield tokenizer.encode(piece, add_special_tokens=False).ids
+    cut = pieces(text)
+    while group := list(islice(cut, _PIECES_AT_ONCE)):
+        # The batch form skips the character offsets, which cost as much as the tokens, and uses every core.
+        for encoding in tokenizer.encode_batch_fast(group, add_special_tokens=False):
+            yield encoding.ids
 
 
 def pieces(text: str, cap: int = PIECE_CHARACTERS) -> Iterator[str]:
