@@ -45,6 +45,8 @@ class DecayCounts:
     chunk_total: Tensor
     chunk_forget_counts: dict[str, Tensor]
     """(chunk, head, channel) whose decay over the chunk is below each of FORGET_THRESHOLDS."""
+    chunk_decay_min: Tensor
+    """Lowest summed log decay of a chunk over all heads and channels, in nats; 0 without tokens."""
     memoryless_head_count: Tensor
     """Heads in which every channel keeps less than 1e-3 over a chunk on average."""
     head_total: Tensor
@@ -126,6 +128,7 @@ def log_decay_counts(
         benign_total=operands,
         chunk_total=number(total.numel()),
         chunk_forget_counts={name: (total < bound).sum() for name, bound in FORGET_THRESHOLDS.items()},
+        chunk_decay_min=total.amin().float() if total.numel() else torch.zeros((), device=log_decay.device),
         memoryless_head_count=memoryless.sum(),
         head_total=number(log_decay.shape[2]),
         beta_sat_count=((beta < 1e-3) | (beta > 0.999)).sum(),

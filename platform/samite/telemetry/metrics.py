@@ -121,7 +121,8 @@ ROUTER_METRICS: tuple[Metric, ...] = (
         "samite.layer.block",
     ),
     _metric("samite.moe.expert.idle.count", _COUNT, "{expert}", "rank 0", "Experts that got no token", "samite.layer.block"),
-    _metric("samite.moe.router.entropy", _GAUGE, "{nat}", "rank 0", "Entropy of the load distribution", "samite.layer.block"),
+    _metric("samite.moe.router.entropy", _GAUGE, "{nat}", "rank 0", "Mean entropy of a token's normalised scores", "samite.layer.block"),
+    _metric("samite.moe.router.logit.max", _GAUGE, "{value}", "rank 0", "Largest magnitude of a router logit", "samite.layer.block"),
     _metric("samite.moe.tokens.dropped", _COUNTER, "{token}", "rank 0", "Tokens that no expert took"),
 )
 

@@ -1,0 +1,165 @@
+"""Steps become registered metrics; spikes, stragglers and stalls become events, once each."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from samite.telemetry.events import read_events
+from samite.telemetry.records import read_metrics
+from samite.telemetry.setup import Telemetry, setup_telemetry
+from samite_workloads.signals import SignalRecorder, StepMeasure
+from samite_workloads.signals.memory import memory_points
+from samite_workloads.signals.reduction import FusedReduction
+from samite_workloads.signals.schedule import SampleSchedule
+from samite_workloads.signals.spikes import SpikeDetector
+from samite_workloads.signals.stall import StallWatch
+from samite_workloads.signals.stragglers import StragglerRule
+
+
+def measure(step: int, **changes) -> StepMeasure:
+    values = {
+        "step": step,
+        "durations_s": {"total": 0.5, "compute": 0.4, "communication": 0.05, "data": 0.01, "optimizer": 0.04},
+        "loss": 2.0 + 0.01 * math.sin(step),
+        "loss_by_modality": {"text": 2.1, "vision": math.nan},
+        "grad_norms": {"global": 1.0 + 0.1 * math.cos(step), "attention": 0.5, "expert": 0.4},
+        "clipped": False,
+        "learning_rate": 1e-3,
+        "tokens": {"text": 900, "image": 0},
+        "padded": 24,
+        "data_window": (step * 8, step * 8 + 8),
+    }
+    return StepMeasure(**{**values, **changes})
+
+
+@pytest.fixture
+def telemetry(tmp_path: Path) -> Telemetry:
+    return setup_telemetry(service="samite-trainer", run="r", uid="u", metrics_path=tmp_path / "m.jsonl", events_path=tmp_path / "e.jsonl")
+
+
+def test_every_point_of_a_step_is_in_the_registry_and_nothing_unmeasured_is_shown(telemetry: Telemetry, tmp_path: Path):
+    recorder = SignalRecorder(telemetry, context_length=128)
+    recorder.step(measure(1, loss=None), extra=memory_points(torch.device("cpu")))
+    (record,), _ = read_metrics(tmp_path / "m.jsonl")
+    found = {(point.name, *point.attributes.values()): point.value for point in record.points}
+    assert record.step == 1
+    assert found["samite.tokens", "trained", "text"] == 900
+    assert found["samite.tokens", "padded"] == 24
+    assert found["samite.loss", "text"] == 2.1
+    assert not {("samite.loss", "total"), ("samite.loss", "vision"), ("samite.tokens", "trained", "image")} & set(found)
+    assert found["process.memory.usage",] > 10_000_000
+
+
+def test_recomputed_tokens_are_not_counted_as_trained():
+    points = measure(1, recomputed=True).points()
+    assert {point.attributes["samite.token.kind"] for point in points if point.name == "samite.tokens"} == {"recomputed", "padded"}
+
+
+@pytest.mark.parametrize(("loss", "kind"), [(math.nan, "loss"), (2.0, "gradient")])
+def test_a_refused_step_counts_its_non_finite_value(loss: float, kind: str):
+    points = [point for point in measure(1, loss=loss, skipped=True).points() if point.name == "samite.numeric.nonfinites"]
+    assert [point.attributes for point in points] == [{"samite.tensor.kind": kind}]
+
+
+def test_a_loss_spike_and_a_gradient_spike_are_events_with_their_data_window(telemetry: Telemetry, tmp_path: Path):
+    recorder = SignalRecorder(telemetry, context_length=128)
+    for step in range(40):
+        recorder.step(measure(step, **({"loss": 9.0, "grad_norms": {"global": 50.0}} if step >= 36 else {})))
+    events, _ = read_events(tmp_path / "e.jsonl")
+    assert [(event.name, event.attributes["samite.step.index"]) for event in events] == [
+        ("samite.loss.spike", 38),
+        ("samite.grad.norm.spike", 38),
+    ]
+    assert events[0].attributes["samite.data.window"] == [304, 312]
+    assert events[0].attributes["samite.deviation"] > 6
+
+
+def feed(detector: SpikeDetector, values: list[float]) -> list[int]:
+    return [index for index, value in enumerate(values) if detector.update(value)]
+
+
+def noise(count: int, seed: int = 0) -> list[float]:
+    return (2.0 + 0.1 * torch.randn(count, generator=torch.Generator().manual_seed(seed))).tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_no_spike(seed: int):
+    assert feed(SpikeDetector(), noise(2000, seed)) == []
+
+
+def test_two_values_outside_are_no_spike_and_three_are():
+    assert feed(SpikeDetector(), [*noise(50), 9.0, 9.0, *noise(10)]) == []
+    assert feed(SpikeDetector(), [*noise(50), 9.0, 9.0, 9.0, 9.0, *noise(10)]) == [52]
+
+
+def test_a_falling_loss_is_no_spike():
+    assert feed(SpikeDetector(), [8.0 * 0.97**n + 0.01 * math.sin(n) for n in range(300)]) == []
+
+
+def test_a_constant_curve_does_not_fire_on_rounding():
+    assert feed(SpikeDetector(), [2.0] * 100 + [2.0001] * 10) == []
+
+
+def test_nan_is_left_to_the_guard_and_infinity_is_outside():
+    assert feed(SpikeDetector(), [*noise(50), math.nan, math.inf, math.nan, math.inf, math.inf]) == [54]
+
+
+def test_a_new_level_fires_once_and_then_becomes_the_band():
+    assert len(feed(SpikeDetector(), [*noise(100), *[v + 5 for v in noise(300, 1)]])) == 1
+
+
+def test_a_slow_rank_is_reported_after_fifty_steps_and_once():
+    rule = StragglerRule()
+    found = [(step, s) for step in range(10, 200, 10) for s in rule.update([1.0, 1.0, 1.2, 1.0], num_steps=10)[1]]
+    assert [(step, s.rank, s.steps) for step, s in found] == [(50, 2, 50)]
+    assert found[0][1].ratio == pytest.approx(1.2)
+
+
+def test_a_rank_that_is_slow_now_and_then_is_no_straggler():
+    rule = StragglerRule()
+    assert [s for n in range(60) for s in rule.update([1.0, 1.0, 2.0 if n % 4 else 1.0], num_steps=10)[1]] == []
+
+
+@pytest.mark.parametrize("times", [[], [1.0], [0.0, 0.0]])
+def test_without_a_comparison_there_is_no_straggler(times: list[float]):
+    assert StragglerRule(steps=1).update(times, num_steps=10) == (1.0, [])
+
+
+def test_with_two_ranks_the_slow_one_is_found():
+    ratio, found = StragglerRule(factor=1.15, steps=10).update([1.0, 1.5], num_steps=10)
+    assert ratio == pytest.approx(1.2)
+    assert [s.rank for s in found] == [1]
+
+
+def test_a_storage_stall_is_reported_once_with_its_retries(telemetry: Telemetry, tmp_path: Path):
+    now = [0.0]
+    stalls = StallWatch(limit_s=60, clock=lambda: now[0])
+    recorder = SignalRecorder(telemetry, context_length=128, stalls=stalls)
+    stalls.begin("put")
+    stalls.retry("put")
+    for step in range(10):
+        now[0] += 10
+        recorder.step(measure(step))
+    stalls.end("put")
+    events, _ = read_events(tmp_path / "e.jsonl")
+    assert [(e.name, e.attributes["samite.duration"], e.attributes["samite.retries"]) for e in events] == [
+        ("samite.storage.stall", 70.0, 1)
+    ]
+
+
+def test_samples_are_taken_every_n_steps_and_densely_after_a_change():
+    schedule = SampleSchedule(every=50, burst=3)
+    schedule.began(120)
+    assert [step for step in range(90, 160) if schedule.due(step)] == [*range(90, 124), 150]
+    assert [step for step in range(200, 260) if schedule.due(step)] == [200, 250]
+
+
+def test_the_fused_reduction_returns_sums_and_maxima_by_name():
+    reduction = FusedReduction()
+    reduction.add("counts", torch.tensor([2**40, 3]))
+    reduction.add("one", torch.tensor(0.5))
+    reduction.maximum("peak", torch.tensor([1.0, math.nan]))
+    assert reduction.run() == {"counts": [2**40, 3], "one": [0.5], "peak": [1.0, math.inf]}
+    assert FusedReduction().run() == {}
