@@ -1,0 +1,113 @@
+"""From an exception to a failure report: what kind it is, whether it may be tried again, and the file that says so.
+
+A rank reports before it dies. When one rank dies, the others see a closed connection: they report `PeerLostError`, which never counts as the cause
+while any other report exists.
+"""
+
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from samite.errors import NotAllowedError, NotFoundError, SpecError, UsageError
+from samite.spec.attempt import FailureReport
+from samite_workloads.train.numeric import NonFiniteError
+
+EXIT_FAILED = 1
+EXIT_DO_NOT_RESTART = 93
+"""The driver's exit code for what no restart can repair: a bad spec, a missing hand-over, refused permissions."""
+
+PEER_LOST = "PeerLostError"
+
+_LOST_PEER_WORDS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "socket closed",
+    "socket timeout",
+    "timed out waiting",
+    "heartbeat",
+    "remote process exited",
+    "gloo",
+)
+_HOST_OOM_WORDS = ("can't allocate memory", "cannot allocate memory", "out of memory", "std::bad_alloc")
+
+
+class HandoverMissingError(UsageError):
+    """The stage needs the committed hand-over of the stage before it, and it is absent or another one. Not retried."""
+
+
+class PeerLostError(Exception):
+    """A collective failed because another rank is gone. The cause is in that rank's own report, or in what the platform says about it."""
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether a restart can't help: exit code 93."""
+    return isinstance(error, (SpecError, UsageError, NotAllowedError, NotFoundError))
+
+
+def failure_class(error: BaseException) -> str:
+    """One of the classes of `FailureReport`."""
+    if isinstance(error, NonFiniteError):
+        return "numeric"
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _says(error, _HOST_OOM_WORDS):
+        return "oom"
+    if is_permanent(error):
+        return "user"
+    if isinstance(error, PeerLostError) or is_lost_peer(error):
+        return "infra"
+    return "application"
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because of another rank."""
+    return isinstance(error, (dist.DistBackendError, dist.DistNetworkError)) or (
+        isinstance(error, RuntimeError) and _says(error, _LOST_PEER_WORDS)
+    )
+
+
+def report_of(error: BaseException, *, rank: int, node: str, incarnation: int, step: int) -> FailureReport:
+    """The report of `error` as this rank saw it. The traceback is the plain one: no local variables, so no secrets."""
+    lost = is_lost_peer(error)
+    return FailureReport(
+        failure_class=failure_class(error),
+        error_type=PEER_LOST if lost else type(error).__name__,
+        message=str(error)[:4000],
+        rank=rank,
+        node=node,
+        incarnation=incarnation,
+        step=step,
+        traceback="".join(traceback.format_exception(error))[-16_000:],
+        time_unix_s=time.time(),
+        data_window=error.rows if isinstance(error, NonFiniteError) else None,
+    )
+
+
+def write_report(folder: Path, report: FailureReport) -> Path:
+    """Store `report` under a name of its own; the first report of a rank and incarnation stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"incarnation-{report.incarnation}-rank-{report.rank}.json"
+    if not path.exists():
+        report.write(path)
+    return path
+
+
+def read_reports(folder: Path, incarnation: int | None = None) -> list[FailureReport]:
+    """Reports of `folder`, oldest first, of one incarnation or of all."""
+    reports = [FailureReport.read(path) for path in sorted(folder.glob("incarnation-*.json"))]
+    chosen = [r for r in reports if incarnation is None or r.incarnation == incarnation]
+    return sorted(chosen, key=lambda r: r.time_unix_s)
+
+
+def first_cause(reports: list[FailureReport]) -> FailureReport | None:
+    """The report that explains the failure: the earliest that is not about a lost peer, else the earliest."""
+    causes = [r for r in reports if r.error_type != PEER_LOST]
+    return min(causes or reports, key=lambda r: r.time_unix_s, default=None)
+
+
+def _says(error: BaseException, words: tuple[str, ...]) -> bool:
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in text for word in words)

@@ -1,0 +1,191 @@
+"""What the trainer is to do, read once from the attempt's document into plain values.
+
+The document was validated by `samite.spec` before the attempt was written; this module only picks what the ranks need, without pydantic, so that
+a GPU machine with nothing but torch can train. What this trainer can't do is refused here, before anything is loaded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from samite.errors import Problem, SpecError
+from samite.spec.attempt import AttemptSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerPlan:
+    """Optimizer and curve of the whole run. Rates are per step."""
+
+    name: str
+    learning_rate: float
+    minimum_fraction: float
+    warmup_fraction: float
+    decay_fraction: float
+    schedule: str
+    weight_decay: float
+    momentum: float
+    betas: tuple[float, float]
+    epsilon: float
+    grad_clip_norm: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagePlan:
+    """One stage. Exactly one of `num_steps` and `wall_s` is set."""
+
+    index: int
+    name: str
+    kind: str
+    context_length: int
+    tokens_per_step: int
+    micro_rows: int
+    num_steps: int | None
+    wall_s: float | None
+    handover: Mapping[str, str]
+    """State name (camelCase, as in the spec) -> Carry | Reset | Rescale; empty for a stage that starts from nothing."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Packed rows of one optimizer step over all ranks."""
+        return self.tokens_per_step // self.context_length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointPlan:
+    """When checkpoints are written; where and how stands in `options`."""
+
+    every_steps: int | None
+    every_s: float | None
+    asynchronous: bool
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainPlan:
+    """Everything of one attempt at one stage."""
+
+    run_name: str
+    seed: int
+    preset: str
+    overrides: Mapping[str, Any]
+    data_uri: str
+    mixture: tuple[tuple[str, float], ...]
+    shuffle_seed: int
+    stages: tuple[StagePlan, ...]
+    stage: StagePlan
+    optimizer: OptimizerPlan
+    checkpoint: CheckpointPlan
+    sample_steps: int
+    otlp_endpoint: str | None
+    decay_underflow_limit: int
+
+
+def plan_of(attempt: AttemptSpec) -> TrainPlan:
+    """The plan of `attempt`. Raises SpecError for a document this trainer can't follow, with every reason at once."""
+    spec = attempt.run["spec"]
+    data = spec.get("data", {})
+    stages = tuple(_stage(index, stage) for index, stage in enumerate(spec["stages"]))
+    if not 0 <= attempt.stage_index < len(stages):
+        raise SpecError(
+            [Problem(path="stage_index", wanted=f"0 to {len(stages) - 1}", found=str(attempt.stage_index))], source="attempt.json"
+        )
+    stage = stages[attempt.stage_index]
+    problems = [*_unsupported(spec["stages"][stage.index], stage), *_uneven(stage, attempt.num_workers)]
+    if problems:
+        raise SpecError(problems, source="attempt.json")
+    interval = spec["checkpoint"].get("interval", {})
+    mixture = stage.data.get("mixture") or data.get("mixture", ())
+    shuffle_seed = stage.data.get("shuffleSeed", data.get("shuffleSeed"))
+    router = spec.get("router", {})
+    overrides = {"balancing": router["balancing"]} if "balancing" in router else {}
+    return TrainPlan(
+        run_name=attempt.run["metadata"]["name"],
+        seed=spec.get("seed", 0),
+        preset=spec["model"]["preset"],
+        overrides={**overrides, **spec["model"].get("overrides", {})},
+        data_uri=stage.data.get("uri") or data.get("uri", "builtin:quickstart"),
+        mixture=tuple((entry["source"], float(entry["weight"])) for entry in mixture),
+        shuffle_seed=spec.get("seed", 0) if shuffle_seed is None else shuffle_seed,
+        stages=stages,
+        stage=stage,
+        optimizer=_optimizer(spec["optimizer"]),
+        checkpoint=CheckpointPlan(
+            every_steps=interval.get("steps"),
+            every_s=interval.get("seconds"),
+            asynchronous=spec["checkpoint"].get("async", True),
+            options=spec["checkpoint"],
+        ),
+        sample_steps=spec.get("telemetry", {}).get("sampleSteps", 10),
+        otlp_endpoint=spec.get("telemetry", {}).get("otlpEndpoint"),
+        decay_underflow_limit=spec.get("detection", {}).get("decay", {}).get("underflowLimit", 0),
+    )
+
+
+def _stage(index: int, document: Mapping[str, Any]) -> StagePlan:
+    budget, batch = document["budget"], document["batch"]
+    num_steps = budget.get("steps")
+    if num_steps is None and budget.get("tokens") is not None:
+        num_steps = -(-budget["tokens"] // batch["tokens"])
+    return StagePlan(
+        index=index,
+        name=document["name"],
+        kind=document.get("kind", "Pretrain"),
+        context_length=document["contextLength"],
+        tokens_per_step=batch["tokens"],
+        micro_rows=batch.get("microBatch", 1),
+        num_steps=num_steps,
+        wall_s=budget.get("wallSeconds"),
+        handover=document.get("handover") or {},
+        data=document.get("data") or {},
+    )
+
+
+def _optimizer(document: Mapping[str, Any]) -> OptimizerPlan:
+    return OptimizerPlan(
+        name=document["name"],
+        learning_rate=document["learningRate"],
+        minimum_fraction=document["minLearningRateFraction"],
+        warmup_fraction=document["warmupFraction"],
+        decay_fraction=document.get("decayFraction", 0.2),
+        schedule=document["schedule"],
+        weight_decay=document["weightDecay"],
+        momentum=document["momentum"],
+        betas=(document["betas"][0], document["betas"][1]),
+        epsilon=document["epsilon"],
+        grad_clip_norm=document["gradClipNorm"],
+    )
+
+
+def _unsupported(document: Mapping[str, Any], stage: StagePlan) -> list[Problem]:
+    where = f"spec.stages[{stage.index}]"
+    problems = [
+        Problem(path=f"{where}.parallel.{axis}", wanted="1: this trainer shards over the data axis", found=str(size))
+        for axis in ("tensor", "pipeline", "context", "expert")
+        if (size := document.get("parallel", {}).get(axis, 1)) != 1
+    ]
+    if stage.kind not in ("Pretrain", "Extend", "Anneal", "SFT"):
+        problems.append(
+            Problem(path=f"{where}.kind", wanted="a stage of next-token training (Pretrain, Extend, Anneal or SFT)", found=stage.kind)
+        )
+    return problems
+
+
+def _uneven(stage: StagePlan, num_ranks: int) -> list[Problem]:
+    if stage.tokens_per_step % stage.context_length:
+        return [
+            Problem(
+                path=f"spec.stages[{stage.index}].batch.tokens",
+                wanted=f"a multiple of contextLength {stage.context_length}",
+                found=str(stage.tokens_per_step),
+            )
+        ]
+    if stage.rows_per_step < num_ranks:
+        return [
+            Problem(
+                path=f"spec.stages[{stage.index}].batch.tokens",
+                wanted=f"at least one row of {stage.context_length} tokens for each of {num_ranks} ranks",
+                found=f"{stage.rows_per_step} rows",
+            )
+        ]
+    return []
