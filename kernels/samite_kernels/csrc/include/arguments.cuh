@@ -1,0 +1,66 @@
+// Argument blocks of the C entry points, mirrored by ctypes structures in kda/sm90_launch.py (a test compares sizes and offsets).
+// Token tensors are contiguous [tokens, heads, 128]; images are described in layout.cuh; a tile is chunk * heads + head.
+#pragma once
+
+#include "layout.cuh"
+
+namespace kda {
+
+struct PrepareArguments {
+    const __nv_bfloat16* q;
+    const __nv_bfloat16* k;
+    const __nv_bfloat16* v;
+    const __nv_bfloat16* g;
+    const __nv_bfloat16* beta;    // [tokens, heads], before the sigmoid
+    const float* a_log;           // [heads]
+    const float* dt_bias;         // [heads, 128]
+    const Chunk* chunks;          // [num_chunks]
+    unsigned char* minus_w;       // token image per tile: -W
+    unsigned char* q_grown;       // token image per tile: scale q e^G
+    unsigned char* k_kept;        // token image per tile: k e^(G_last - G)
+    unsigned char* u_transposed;  // forward: [128 v, 64 i] image per tile: U transposed
+    unsigned char* inverse;       // backward: square image per tile: (I + A_kk)^-1
+    unsigned char* scores;        // square image per tile: A_qk
+    float* keep;                  // [128] per tile: e^G_last
+    int32_t num_chunks;
+    int32_t num_heads;
+    float scale;
+    float lower_bound;
+};
+
+struct ScanArguments {
+    const unsigned char* minus_w;
+    const unsigned char* q_grown;
+    const unsigned char* k_kept;
+    const unsigned char* u_transposed;
+    const unsigned char* scores;
+    const float* keep;
+    const Chunk* chunks;
+    const int32_t* first_chunk;   // [documents + 1]
+    const float* initial_state;   // [documents, heads, 128 k, 128 v] or null
+    float* final_state;           // the same, or null
+    __nv_bfloat16* o;             // [tokens, heads, 128]
+    unsigned char* states;        // state image per tile (S transposed, before the chunk), or null
+    unsigned char* v_new;         // [128 v, 64 i] image per tile, or null
+    int32_t num_documents;
+    int32_t num_heads;
+};
+
+struct ReverseScanArguments {
+    const unsigned char* minus_w;
+    const unsigned char* q_grown;
+    const unsigned char* k_kept;
+    const unsigned char* scores;
+    const float* keep;
+    const Chunk* chunks;
+    const int32_t* first_chunk;
+    const __nv_bfloat16* d_o;           // [tokens, heads, 128]
+    const float* d_final_state;         // [documents, heads, 128 k, 128 v] or null
+    float* d_initial_state;             // the same, or null
+    unsigned char* d_states;            // state image per tile: gradient of the state after the chunk, transposed
+    unsigned char* d_v_new;             // [128 v, 64 i] image per tile
+    int32_t num_documents;
+    int32_t num_heads;
+};
+
+}  // namespace kda

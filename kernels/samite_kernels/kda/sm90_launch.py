@@ -1,0 +1,79 @@
+"""The CUDA entry points of KDA as Python calls: argument blocks, chunk tables, one function per kernel.
+
+Called by `sm90`, which owns memory and autograd. The structures mirror csrc/include/arguments.cuh; a test compares them.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from samite_kernels.kda.documents import Documents
+from samite_kernels.runtime.launch import declare
+
+CHUNK = 64
+HEAD_DIM = 128
+TOKEN_IMAGE = CHUNK * HEAD_DIM
+SQUARE_IMAGE = CHUNK * CHUNK
+STATE_IMAGE = HEAD_DIM * HEAD_DIM
+
+
+def _block(name: str, pointers: str, integers: str, floats: str = "") -> type[ctypes.Structure]:
+    fields: list[tuple[str, type]] = [(field, ctypes.c_void_p) for field in pointers.split()]
+    fields += [(field, ctypes.c_int32) for field in integers.split()]
+    fields += [(field, ctypes.c_float) for field in floats.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+PrepareArguments = _block(
+    "PrepareArguments",
+    "q k v g beta a_log dt_bias chunks minus_w q_grown k_kept u_transposed inverse scores keep",
+    "num_chunks num_heads",
+    "scale lower_bound",
+)
+ScanArguments = _block(
+    "ScanArguments",
+    "minus_w q_grown k_kept u_transposed scores keep chunks first_chunk initial_state final_state o states v_new",
+    "num_documents num_heads",
+)
+ReverseScanArguments = _block(
+    "ReverseScanArguments",
+    "minus_w q_grown k_kept scores keep chunks first_chunk d_o d_final_state d_initial_state d_states d_v_new",
+    "num_documents num_heads",
+)
+
+prepare_forward = declare("sm90_kda_prepare_forward")
+prepare_backward = declare("sm90_kda_prepare_backward")
+scan = declare("sm90_kda_scan")
+reverse_scan = declare("sm90_kda_reverse_scan")
+
+
+class ChunkTable:
+    """Where each chunk of the documents lies, on the device: `chunks` [C, 4] int32 and `first_chunk` [documents + 1] int32."""
+
+    def __init__(self, documents: Documents, device: torch.device) -> None:
+        counts = torch.tensor(documents.num_chunks(CHUNK), dtype=torch.int64)
+        first = torch.zeros(documents.count + 1, dtype=torch.int64)
+        first[1:] = counts.cumsum(0)
+        self.num_chunks = int(first[-1])
+        document = torch.repeat_interleave(torch.arange(documents.count), counts)
+        offsets = torch.tensor(documents.offsets, dtype=torch.int64)
+        position = torch.arange(self.num_chunks) - first[document]
+        start = offsets[document] + position * CHUNK
+        rows = torch.minimum(offsets[document + 1] - start, torch.tensor(CHUNK))
+        self.chunks = torch.stack([start, rows, document, torch.zeros_like(rows)], 1).to(device, torch.int32)
+        self.first_chunk = first.to(device, torch.int32)
+
+
+@lru_cache(maxsize=128)
+def chunk_table(documents: Documents, device: torch.device) -> ChunkTable:
+    """Built once per set of documents and device, so that a repeated or captured call copies nothing."""
+    return ChunkTable(documents, device)
+
+
+def fill(block: type[ctypes.Structure], tensors: Mapping[str, Tensor | None], **numbers: float) -> ctypes.Structure:
+    """An argument block from tensors by field name; absent pointers are null."""
+    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+    return block(**pointers, **numbers)

@@ -1,0 +1,159 @@
+"""Builds the CUDA sources into one shared library, once per machine and source digest.
+
+    prebuilt for these sources?  ->  use it
+    already in the cache?        ->  use it
+    else lock -> compile in a private folder -> rename into place -> use it
+
+Called by `launch` at first use, and by packaging through `build_into`. The lock is held by the kernel for the process, so it dies
+with its holder; waiting is bounded and says who builds. A half-written library is never visible under its final name.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SOURCE_FOLDER = Path(__file__).resolve().parent.parent / "csrc"
+PREBUILT_FOLDER = SOURCE_FOLDER.parent / "prebuilt"
+CACHE_VARIABLE = "SAMITE_KERNELS_CACHE"
+COMPILER_VARIABLE = "SAMITE_NVCC"
+WAIT_VARIABLE = "SAMITE_KERNELS_BUILD_WAIT_S"
+DEFAULT_WAIT_S = 600.0
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-gencode",
+    "arch=compute_90a,code=sm_90a",
+    "-shared",
+    "-Xcompiler",
+    "-fPIC",
+    "-Xptxas",
+    "-v",
+    "-cudart",
+    "static",
+)
+
+
+class BuildError(RuntimeError):
+    """The library could not be built; the message holds the compiler's own words or what is missing."""
+
+
+def sources() -> list[Path]:
+    """Every file that the library is made of, in a fixed order."""
+    return sorted([*SOURCE_FOLDER.glob("*.cu"), *(SOURCE_FOLDER / "include").glob("*.cuh")])
+
+
+def source_digest() -> str:
+    """Names and contents of the sources and the flags: what a prebuilt library is found by."""
+    digest = hashlib.sha256("\0".join(FLAGS).encode())
+    for path in sources():
+        digest.update(path.relative_to(SOURCE_FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:20]
+
+
+def library_path() -> Path:
+    """The library for the present sources, built if need be. Raises BuildError."""
+    name = f"samite_kernels_sm90_{source_digest()}.so"
+    prebuilt = PREBUILT_FOLDER / name
+    if prebuilt.exists():
+        return prebuilt
+    compiler = find_compiler()
+    folder = _cache_folder() / _compiler_digest(compiler)
+    library = folder / name
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder / f"{name}.lock"):
+        if not library.exists():
+            compile_library(compiler, library)
+    return library
+
+
+def build_into(folder: Path) -> Path:
+    """Compiles for packaging: the library lands in `folder` under the name that `library_path` looks for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"samite_kernels_sm90_{source_digest()}.so"
+    compile_library(find_compiler(), library)
+    return library
+
+
+def find_compiler() -> Path:
+    """nvcc from SAMITE_NVCC, CUDA_HOME, the PATH, or the nvidia-cuda-nvcc package; in this order."""
+    named = os.environ.get(COMPILER_VARIABLE)
+    home = os.environ.get("CUDA_HOME")
+    on_path = shutil.which("nvcc")
+    candidates = [Path(named)] if named else []
+    if home:
+        candidates.append(Path(home) / "bin" / "nvcc")
+    if on_path:
+        candidates.append(Path(on_path))
+    candidates += [Path(entry) / "nvidia" / "cu13" / "bin" / "nvcc" for entry in sys.path]
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise BuildError(
+        f"No nvcc found in {COMPILER_VARIABLE}, CUDA_HOME, PATH or the Python environment: install the CUDA toolkit 13, or "
+        "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
+    )
+
+
+def compile_library(compiler: Path, library: Path) -> str:
+    """Compiles to a private folder beside `library` and renames into place. Returns the compiler's report."""
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as scratch:
+        output = Path(scratch) / library.name
+        command = [str(compiler), *FLAGS, "--threads", "0", *(str(path) for path in sources() if path.suffix == ".cu"), "-o", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0 or not output.exists():
+            raise BuildError(f"{' '.join(command)} failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
+        output.replace(library)
+    return done.stdout + done.stderr
+
+
+def _cache_folder() -> Path:
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samite" / "kernels"
+
+
+def _compiler_digest(compiler: Path) -> str:
+    version = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, check=False).stdout
+    return hashlib.sha256(version.encode()).hexdigest()[:12]
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """An advisory lock that the system drops with its process. Raises BuildError when another holds it for too long."""
+    wait_s = float(os.environ.get(WAIT_VARIABLE, DEFAULT_WAIT_S))
+    deadline = time.monotonic() + wait_s
+    announced = False
+    with path.open("a+", encoding="utf-8") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                if time.monotonic() > deadline:
+                    raise BuildError(
+                        f"Waited {wait_s:g} s for {holder} to build {path.name.removesuffix('.lock')}: if it hangs, end it; "
+                        f"to wait longer set {WAIT_VARIABLE}"
+                    ) from None
+                if not announced:
+                    print(f"samite_kernels: {holder} is building the CUDA kernels, waiting", file=sys.stderr, flush=True)  # noqa: T201
+                    announced = True
+                time.sleep(0.1)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
