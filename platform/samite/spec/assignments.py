@@ -29,7 +29,8 @@ def _apply(tree: Tree, text: str) -> Problem | None:
     name, equals, value_text = text.partition("=")
     path = parse_path(name.strip())
     if not equals or path is None:
-        return Problem(path=f"--set {text}", wanted=_WANTED, found=text)
+        # The value may be a secret: only the name is shown.
+        return Problem(path=f"--set {name}", wanted=_WANTED, found=f'"{name}"' + (" before the =" if equals else " without ="))
     value_tree = parse_yaml(value_text)
     if value_tree.problems:
         first = value_tree.problems[0]
@@ -43,7 +44,7 @@ def _apply(tree: Tree, text: str) -> Problem | None:
         return Problem(path=f"--set {name}", wanted="a value", found="a comment", hint=f"put it in quotes: --set '{name}=\"{value_text}\"'")
     if not isinstance(tree.value, dict):
         return None
-    return _write(tree, path, value_tree, text)
+    return _write(tree, path, value_tree, name)
 
 
 def parse_path(text: str) -> Path | None:
@@ -64,7 +65,7 @@ def parse_path(text: str) -> Path | None:
     return tuple(parts) if parts[0] in _ROOT_KEYS else ("spec", *parts)
 
 
-def _write(tree: Tree, path: Path, value: Tree, text: str) -> Problem | None:
+def _write(tree: Tree, path: Path, value: Tree, name: str) -> Problem | None:
     parent: Any = tree.value
     seen: list[str | int] = []
     for depth, part in enumerate(path):
@@ -73,13 +74,13 @@ def _write(tree: Tree, path: Path, value: Tree, text: str) -> Problem | None:
         if isinstance(parent, list):
             found = _position(parent, part)
             if found is None:
-                names = [str(item["name"]) for item in parent if isinstance(item, dict) and "name" in item]
+                names = [item["name"] for item in parent if isinstance(item, dict) and isinstance(item.get("name"), str)]
                 have = f"{len(parent)} items" + (f": {', '.join(names)}" if names else "")
-                return Problem(path=f"--set {text}", wanted=f"an item of {dotted(tuple(seen))}", found=f"[{part}]; it has {have}")
+                return Problem(path=f"--set {name}", wanted=f"an item of {dotted(tuple(seen))}", found=f"[{part}]; it has {have}")
             key = found
         elif not isinstance(parent, dict) or isinstance(part, int):
             return Problem(
-                path=f"--set {text}",
+                path=f"--set {name}",
                 wanted=f"{dotted((*seen, part))} inside a {'list' if isinstance(part, int) else 'mapping'}",
                 found=_kind(parent),
             )

@@ -23,7 +23,7 @@ class InfraBudget(SpecModel):
 
     limit: NonNegativeInt = 20
     """Restarts within the window. Unit: restarts. Default 20: ten thousand GPUs see 5 to 8 such failures a day."""
-    window_seconds: NonNegativeFloat = 86400.0
+    window_seconds: PositiveFloat | None = 86400.0
     """Length of the sliding window. Unit: seconds. Default 86400, one day."""
 
 
@@ -32,7 +32,7 @@ class PreemptionBudget(SpecModel):
 
     limit: NonNegativeInt = 6
     """Restarts within the window. Unit: restarts. Default 6."""
-    window_seconds: NonNegativeFloat = 3600.0
+    window_seconds: PositiveFloat | None = 3600.0
     """Length of the sliding window. Unit: seconds. Default 3600: unlimited in number, at most 6 an hour against flapping."""
 
 
@@ -41,8 +41,8 @@ class ApplicationBudget(SpecModel):
 
     limit: NonNegativeInt = 3
     """Restarts. Unit: restarts. Default 3: the same exception comes back. Full again after restart.resetAfterCheckpoints committed checkpoints."""
-    window_seconds: NonNegativeFloat = 0.0
-    """Length of the sliding window. Unit: seconds. Default 0: the whole run."""
+    window_seconds: PositiveFloat | None = None
+    """Length of the sliding window. Unit: seconds. Left out: the whole run."""
 
 
 class HangBudget(SpecModel):
@@ -50,7 +50,7 @@ class HangBudget(SpecModel):
 
     limit: NonNegativeInt = 5
     """Restarts within the window. Unit: restarts. Default 5."""
-    window_seconds: NonNegativeFloat = 86400.0
+    window_seconds: PositiveFloat | None = 86400.0
     """Length of the sliding window. Unit: seconds. Default 86400, one day."""
 
 
@@ -59,8 +59,8 @@ class OutOfMemoryBudget(SpecModel):
 
     limit: NonNegativeInt = 1
     """Restarts. Unit: restarts. Default 1: a second try with the same shape fails again."""
-    window_seconds: NonNegativeFloat = 0.0
-    """Length of the sliding window. Unit: seconds. Default 0: the whole run."""
+    window_seconds: PositiveFloat | None = None
+    """Length of the sliding window. Unit: seconds. Left out: the whole run."""
 
 
 class NumericBudget(SpecModel):
@@ -68,8 +68,8 @@ class NumericBudget(SpecModel):
 
     limit: NonNegativeInt = 2
     """Roll-backs in one stage. Unit: roll-backs. Default 2: more means that the recipe is at fault, not the batch."""
-    window_seconds: NonNegativeFloat = 0.0
-    """Length of the sliding window. Unit: seconds. Default 0: the whole stage."""
+    window_seconds: PositiveFloat | None = None
+    """Length of the sliding window. Unit: seconds. Left out: the whole stage."""
 
 
 class OperatorBudget(SpecModel):
@@ -77,8 +77,8 @@ class OperatorBudget(SpecModel):
 
     limit: NonNegativeInt = 3
     """Restarts. Unit: restarts. Default 3."""
-    window_seconds: NonNegativeFloat = 0.0
-    """Length of the sliding window. Unit: seconds. Default 0: the whole run."""
+    window_seconds: PositiveFloat | None = None
+    """Length of the sliding window. Unit: seconds. Left out: the whole run."""
 
 
 class RestartBudgets(SpecModel):

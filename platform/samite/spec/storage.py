@@ -51,7 +51,8 @@ class CheckpointSpec(SpecModel):
     credentials: Credentials | None = None
     """Where the storage credentials come from. Left out: the usual AWS environment and files."""
     insecure: bool = False
-    """True allows an http:// endpoint. Default false: keys and data would travel in clear."""
+    """True allows an http:// endpoint on another machine, and a certificate that cannot be verified. Default false: keys and data would travel in
+    clear."""
     interval: CheckpointInterval = CheckpointInterval(steps=100)
     """How often a checkpoint is written. Default: each 100 steps."""
     async_: Annotated[bool, Field(alias="async")] = True

@@ -7,9 +7,10 @@ common readers are refused with the two ways to write them. What is accepted her
     1e-5 3e-4 .5 1e3    numbers (YAML 1.1 readers take some for text)     1_000       1000
     on yes off no       true and false, so not a name unless in quotes    12:30       text (some readers: 750)
     0x1f 0o17 0b11      31, 15, 3                                         2026-11-30  text
-    010, y, n, .inf     refused: they differ between readers, or cannot be written as JSON
+    010, y, n, .inf     refused: they differ between readers (kubectl: 8, true, false), or cannot be written as JSON
 
-Duplicate keys, keys that are not text, several documents, unknown tags, recursive aliases and merge keys (<<) after other keys are refused.
+Duplicate keys, keys that are not text, several documents, directives, other tags, recursive aliases, and merge keys (<<) below other keys
+(kubectl lets those win over the keys above them) are refused.
 """
 
 import re
@@ -57,7 +58,7 @@ def resolve_plain(text: str) -> str | int | float | bool | None:
         raise ScalarError(f"{text}, which JSON cannot hold", "write a finite number")
     if text[0] not in "+-.0123456789":
         return text
-    digits = text.replace("_", "") if text[0] != "." else text
+    digits = text.replace("_", "")
     if _LEADING_ZERO.fullmatch(digits):
         plain = digits.lstrip("+-").lstrip("0") or "0"
         plain = "0" + plain if plain[0] in ".eE" else plain
@@ -138,6 +139,9 @@ def parse_yaml(text: str) -> Tree:
     import yaml
 
     tree = Tree()
+    if text.lstrip()[:1] == "{" and (problem := _json_problem(text)) is not None:
+        tree.problems.append(problem)
+        return tree
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         nodes = _Builder(iter(yaml.parse(text, Loader=loader)), tree).build()
@@ -152,6 +156,25 @@ def parse_yaml(text: str) -> Tree:
     if nodes is not None:
         tree.value = _Constructor(tree).construct(nodes, ())
     return tree
+
+
+def _json_problem(text: str) -> Problem | None:
+    """kubectl reads a document that begins with { as JSON."""
+    import json
+
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return Problem(
+            path="",
+            wanted="JSON, because the document begins with {",
+            found=error.msg,
+            hint="or begin with a key: apiVersion:",
+            line=error.lineno,
+        )
+    except (ValueError, RecursionError):
+        return Problem(path="", wanted="JSON, because the document begins with {", found="something too large or too deep", line=1)
+    return None
 
 
 def _first_line(text: str) -> str:
@@ -203,6 +226,9 @@ class _Builder:
             line = event.start_mark.line + 1
             if isinstance(event, yaml.DocumentStartEvent):
                 num_documents += 1
+                if event.version is not None or event.tags:
+                    self._refuse(line, "a document without directives", "a line that begins with %", "remove it")
+                    return None
                 if num_documents > 1:
                     self._refuse(line, "one document in a file", "a second one, after ---", "put each run into its own file")
                     return None
@@ -234,7 +260,7 @@ class _Builder:
         import yaml
 
         if isinstance(event, yaml.AliasEvent):
-            target = self.anchors.get(event.anchor)
+            target = self.anchors.get(event.anchor or "")
             if target is None or (target.open and target.kind != "scalar"):
                 found = "no such anchor before it" if target is None else "an anchor that contains it"
                 self._refuse(line, f"an anchor &{event.anchor} above the alias *{event.anchor}", found, "")
@@ -261,7 +287,7 @@ def _scalar(event: Any, line: int) -> _Node:
     if tag in {"tag:yaml.org,2002:str", "!"}:
         node.value = event.value
         return node
-    expected = {"int": int, "float": (int, float), "bool": bool, "null": type(None)}
+    expected: dict[str, Any] = {"int": int, "float": (int, float), "bool": bool, "null": type(None)}
     short = tag.removeprefix("tag:yaml.org,2002:") if tag else None
     if short is not None and short not in expected:
         node.error = ScalarError(f"the tag {tag}", "remove the tag")

@@ -1,0 +1,214 @@
+"""Rules about names, secrets, restarts, detection and the learning-rate schedule."""
+
+import re
+from collections.abc import Iterator
+
+from samite.spec.rules import Document, Finding, Rule, exactly_one, part
+from samite.spec.run import MAX_NAME_LENGTH, NAME_PATTERN
+
+SECRET_NAME = r"(?i)(^|_)(secret|token|password|passwd|api_?key|access_?key|credentials?)(_|$)"  # noqa: S105
+"""Names whose values are secrets. Anchored at underscores, so that MAX_TOKENS_PER_GPU and TOKENIZERS_PARALLELISM are fine."""
+
+
+def _name_fits_engines(document: Document) -> Iterator[Finding]:
+    name = part(document, "metadata", "name")
+    if isinstance(name, str) and (len(name) > MAX_NAME_LENGTH or not re.match(NAME_PATTERN, name)):
+        wanted = f"small letters, digits and dashes, beginning with a letter, at most {MAX_NAME_LENGTH}"
+        yield Finding(path=("metadata", "name"), wanted=wanted, found=f'"{name}"')
+
+
+def _no_secret_literals(document: Document) -> Iterator[Finding]:
+    for index, variable in enumerate(part(document, "spec", "env") or []):
+        name = variable.get("name")
+        if isinstance(name, str) and "valueFrom" not in variable and re.search(SECRET_NAME, name):
+            hint = f"write valueFrom: {{hostEnv: {name}}} and remove value"
+            yield Finding(
+                path=("spec", "env", index),
+                wanted=f"no value for {name}: its name says that it is a secret, and a spec is stored and shown",
+                found="value",
+                hint=hint,
+            )
+
+
+def _one_value(document: Document) -> Iterator[Finding]:
+    for index, variable in enumerate(part(document, "spec", "env") or []):
+        if "name" in variable and (odd := exactly_one(variable, ("value", "valueFrom"))):
+            yield Finding(
+                path=("spec", "env", index), wanted="exactly one of value and valueFrom", found=odd[0], hint=odd[1] or 'such as value: "1"'
+            )
+
+
+def _one_value_source(document: Document) -> Iterator[Finding]:
+    for index, variable in enumerate(part(document, "spec", "env") or []):
+        source = part(variable, "valueFrom")
+        if isinstance(source, dict) and (odd := exactly_one(source, ("secretKeyRef", "configMapKeyRef", "hostEnv"))):
+            path = ("spec", "env", index, "valueFrom")
+            yield Finding(path=path, wanted="exactly one of secretKeyRef, configMapKeyRef and hostEnv", found=odd[0], hint=odd[1])
+
+
+def _unique_variables(document: Document) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for index, variable in enumerate(part(document, "spec", "env") or []):
+        name = variable.get("name")
+        if name is not None and name in seen:
+            yield Finding(
+                path=("spec", "env", index, "name"), wanted="each variable once", found=f"{name} again", hint="keep one of the two"
+            )
+        if name is not None:
+            seen.add(name)
+
+
+def _rayjob_restarts_at_three(document: Document) -> Iterator[Finding]:
+    level = part(document, "spec", "restart", "startLevel")
+    if part(document, "spec", "engine") == "RayJob" and level is not None and level < 3:
+        wanted = "3 or more, because the RayJob engine cannot restart in place"
+        yield Finding(path=("spec", "restart", "startLevel"), wanted=wanted, found=str(level), hint="write 3, or engine: RayCluster")
+
+
+def _levels_rise(document: Document) -> Iterator[Finding]:
+    low, high = part(document, "spec", "restart", "startLevel"), part(document, "spec", "restart", "maxLevel")
+    if low is not None and high is not None and low > high:
+        path = ("spec", "restart", "maxLevel")
+        yield Finding(
+            path=path, wanted=f"at least restart.startLevel ({low})", found=str(high), hint=f"write maxLevel: {low}, or startLevel: {high}"
+        )
+
+
+def _backoff_rises(document: Document) -> Iterator[Finding]:
+    low, high = part(document, "spec", "restart", "backoff", "initialSeconds"), part(document, "spec", "restart", "backoff", "capSeconds")
+    if low is not None and high is not None and low > high:
+        path = ("spec", "restart", "backoff", "capSeconds")
+        yield Finding(
+            path=path,
+            wanted=f"at least initialSeconds ({low:g})",
+            found=f"{high:g}",
+            hint=f"write capSeconds: {low:g}, or initialSeconds: {high:g}",
+        )
+
+
+def _exit_codes_are_ours(document: Document) -> Iterator[Finding]:
+    for index, rule in enumerate(part(document, "spec", "restart", "exitCodes") or []):
+        for position, code in enumerate(rule.get("codes") or []):
+            if code in {93, 137}:
+                why = "93 always means: do not restart" if code == 93 else "the kernel produces 137 when memory runs out"
+                path = ("spec", "restart", "exitCodes", index, "codes", position)
+                yield Finding(path=path, wanted="another exit code", found=f"{code}; {why}", hint="choose one from 64 to 92")
+
+
+def _hang_needs_a_heartbeat(document: Document) -> Iterator[Finding]:
+    floor, period = (
+        part(document, "spec", "detection", "hang", "floorSeconds"),
+        part(document, "spec", "detection", "heartbeat", "periodSeconds"),
+    )
+    if floor is not None and period is not None and floor < 2 * period:
+        path = ("spec", "detection", "hang", "floorSeconds")
+        wanted = f"at least {2 * period:g}, twice detection.heartbeat.periodSeconds: else a healthy run looks hung"
+        yield Finding(path=path, wanted=wanted, found=f"{floor:g}", hint=f"write {2 * period:g} or more")
+
+
+def _schedule_fits(document: Document) -> Iterator[Finding]:
+    optimizer = part(document, "spec", "optimizer") or {}
+    warmup, decay = optimizer.get("warmupFraction"), optimizer.get("decayFraction")
+    if optimizer.get("schedule") == "WSD" and warmup is not None and decay is not None and warmup + decay > 1:
+        path = ("spec", "optimizer", "decayFraction")
+        yield Finding(
+            path=path,
+            wanted=f"at most {1 - warmup:g}, because warmupFraction is {warmup:g}",
+            found=f"{decay:g}",
+            hint=f"write {1 - warmup:g} or less",
+        )
+
+
+def _betas_are_two(document: Document) -> Iterator[Finding]:
+    """The schema of the API server cannot say that the list has two places; the models can."""
+    betas = part(document, "spec", "optimizer", "betas")
+    if isinstance(betas, list) and len(betas) != 2:
+        yield Finding(path=("spec", "optimizer", "betas"), wanted="two numbers", found=f"{len(betas)}")
+
+
+POLICY_RULES = (
+    Rule(
+        name="name-fits-both-engines",
+        check=_name_fits_engines,
+        at="",
+        cel="self.metadata.name.size() <= 36 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        message="metadata.name has at most 36 small letters, digits and dashes, and begins with a letter",
+    ),
+    Rule(
+        name="no-secret-literals",
+        check=_no_secret_literals,
+        at="spec",
+        cel=f"self.env.all(e, has(e.valueFrom) || !e.name.matches('{SECRET_NAME}'))",
+        message="a variable whose name says that it is a secret takes valueFrom",
+    ),
+    Rule(
+        name="one-value",
+        check=_one_value,
+        at="spec.env[]",
+        cel="has(self.value) != has(self.valueFrom)",
+        message="exactly one of value and valueFrom",
+    ),
+    Rule(
+        name="one-value-source",
+        check=_one_value_source,
+        at="spec.env[].valueFrom",
+        cel="[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.hostEnv)].filter(x, x).size() == 1",
+        message="exactly one of secretKeyRef, configMapKeyRef and hostEnv",
+    ),
+    Rule(
+        name="variables-are-unique",
+        check=_unique_variables,
+        at="spec",
+        cel="self.env.all(a, self.env.exists_one(b, b.name == a.name))",
+        message="each environment variable stands once",
+    ),
+    Rule(
+        name="rayjob-cannot-restart-in-place",
+        check=_rayjob_restarts_at_three,
+        at="spec",
+        cel="self.engine != 'RayJob' || self.restart.startLevel >= 3",
+        message="restart.startLevel is 3 or more with the RayJob engine",
+    ),
+    Rule(
+        name="levels-rise",
+        check=_levels_rise,
+        at="spec.restart",
+        cel="self.startLevel <= self.maxLevel",
+        message="restart.startLevel is at most maxLevel",
+    ),
+    Rule(
+        name="backoff-rises",
+        check=_backoff_rises,
+        at="spec.restart.backoff",
+        cel="self.initialSeconds <= self.capSeconds",
+        message="backoff.initialSeconds is at most capSeconds",
+    ),
+    Rule(
+        name="exit-codes-are-free",
+        check=_exit_codes_are_ours,
+        at="spec.restart",
+        cel="self.exitCodes.all(r, r.codes.all(c, c != 93 && c != 137))",
+        message="exit codes 93 and 137 have a fixed meaning",
+    ),
+    Rule(
+        name="hang-limit-exceeds-the-heartbeat",
+        check=_hang_needs_a_heartbeat,
+        at="spec.detection",
+        cel="self.hang.floorSeconds >= 2.0 * self.heartbeat.periodSeconds",
+        message="hang.floorSeconds is at least twice heartbeat.periodSeconds",
+    ),
+    Rule(
+        name="schedule-fits",
+        check=_schedule_fits,
+        at="spec.optimizer",
+        cel="self.schedule != 'WSD' || self.warmupFraction + self.decayFraction <= 1.0",
+        message="warmupFraction + decayFraction is at most 1 with WSD",
+    ),
+    Rule(
+        name="betas-are-two",
+        check=_betas_are_two,
+        at="spec.optimizer",
+        cel="self.betas.size() == 2",
+        message="betas has two numbers",
+    ),
+)
