@@ -29,6 +29,7 @@ from samite_workloads.model.residual import AttentionResidual, Source, source
 from samite_workloads.model.router import Router
 from samite_workloads.model.row import RowLayout
 from samite_workloads.model.samples import ModelSamples
+from samite_workloads.model.situ import widened
 from samite_workloads.model.vision import MERGE, Projector, VisionTower
 
 
@@ -74,7 +75,7 @@ class MultimodalDecoder(nn.Module):
         row = RowLayout.of(batch)
         hidden_TD = self._last_hidden(self._embed(batch), row)
         sums = chunked_cross_entropy(hidden_TD, self.lm_head.weight, batch.labels_T, batch.modality_T, chunk=self.config.loss_chunk_tokens)
-        return ModelOutput(**sums._asdict(), logits_TV=self.lm_head(hidden_TD).float() if logits else None)
+        return ModelOutput(**sums._asdict(), logits_TV=widened(self.lm_head(hidden_TD)) if logits else None)
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         """Token embeddings with the projector's rows at the image positions, [T, D]."""

@@ -36,7 +36,7 @@ def key_table(config: ModelConfig, *, packed: bool = False) -> dict[str, tuple[t
 
 @torch.no_grad()
 def to_k3(model: MultimodalDecoder, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """A detached tensor per K3 name: islands in float32, the others in `dtype` (as they are when None).
+    """A detached tensor per K3 name: islands as the model holds them (float32), the others in `dtype` (as they are when None).
 
     May share memory with the model. On a sharded model every rank must call it (it gathers) and gets everything.
     """
@@ -50,7 +50,7 @@ def to_k3(model: MultimodalDecoder, *, dtype: torch.dtype | None = None) -> dict
         value = whole[1][weight.index]
         if weight.rows is not None:
             value = torch.nn.functional.pad(value, (0, weight.shape[0] - weight.rows))
-        exported[weight.k3_name] = value.float() if weight.float32 else value.to(dtype or value.dtype)
+        exported[weight.k3_name] = value if weight.float32 else value.to(dtype or value.dtype)
     return exported
 
 

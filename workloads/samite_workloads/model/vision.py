@@ -46,7 +46,8 @@ class VisionTower(nn.Module):
         check_grids(grids, patches_PC.shape[0])
         x_PD = functional.linear(patches_PC, self.patch_embed.flatten(1).to(patches_PC.dtype))
         x_PD = x_PD + torch.cat([interpolated_positions(self.pos_emb, grid) for grid in grids]).to(x_PD.dtype)
-        rotation_PK = torch.cat([rotation(grid, self.head_dim, self.rope_theta) for grid in grids]).to(x_PD.device)
+        exact_PK = torch.cat([rotation(grid, self.head_dim, self.rope_theta) for grid in grids])
+        rotation_PK = exact_PK.to(x_PD.device, torch.complex128 if x_PD.dtype == torch.float64 else torch.complex64)
         offsets = (0, *accumulate(rows * columns for rows, columns in grids))
         cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=x_PD.device)
         for block in self.blocks:
@@ -126,11 +127,11 @@ def _interpolation(size: int, points: int) -> Tensor:
 
 
 def rotation(grid: Grid, head_dim: int, theta: float) -> Tensor:
-    """complex64 [rows * columns, head_dim / 2]: unit rotations, pairs alternate between column (x) and row (y) angles."""
+    """complex128 [rows * columns, head_dim / 2]: unit rotations, pairs alternate between column (x) and row (y) angles."""
     rows, columns = grid
-    frequency = theta ** (-torch.arange(0, head_dim, 4, dtype=torch.float32) / head_dim)
-    x = torch.arange(columns, dtype=torch.float32).repeat(rows)
-    y = torch.arange(rows, dtype=torch.float32).repeat_interleave(columns)
+    frequency = theta ** (-torch.arange(0, head_dim, 4, dtype=torch.float64) / head_dim)
+    x = torch.arange(columns, dtype=torch.float64).repeat(rows)
+    y = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns)
     angle = torch.stack([torch.outer(x, frequency), torch.outer(y, frequency)], -1).flatten(1)
     return torch.polar(torch.ones_like(angle), angle)
 
