@@ -1,0 +1,146 @@
+"""The commit: from the ranks' indexes to one manifest, decided by storage alone.
+
+    ranks                                      coordinator (rank 0)
+    put data objects
+    put rank/<r>.idx             ────────▶     waits until all indexes are there, or a rank says it failed, or the deadline
+                                               checks that the indexes describe every byte exactly once and that replicas agree
+                                               checks that no newer session has begun
+                                               MANIFEST, create-once              <- the checkpoint exists from here
+    see MANIFEST, or ABORTED     ◀────────     LATEST, compare-and-swap (a hint)
+
+No collective takes part, so a dead or slow rank costs a deadline and never a hang.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from samite.checkpoint.checksum import crc64
+from samite.checkpoint.coverage import coverage_problems, replica_problems
+from samite.checkpoint.fence import FencedError, check_still_newest, counts, read_fences
+from samite.checkpoint.index import RankIndex
+from samite.checkpoint.layout import ABORTED, LATEST, MANIFEST, SessionId, checkpoint_key, checkpoint_prefix, failure_name, index_name
+from samite.checkpoint.manifest import Manifest, RankRecord
+from samite.checkpoint.store.base import MissingKeyError, Store
+from samite.errors import CheckpointDamagedError, ConflictError, SamiteError
+
+
+class SaveRefusedError(SamiteError):
+    """The indexes do not describe one consistent state; nothing was committed. The message lists every reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitRequest:
+    """What the coordinator commits, once the indexes are there."""
+
+    checkpoint_id: str
+    step: int
+    world_size: int
+    session: SessionId
+    run_uid: str
+    created_unix_s: float
+    extra: Mapping[str, Any]
+    final: bool = False
+    writer: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrivals:
+    """Which ranks have published."""
+
+    present: frozenset[int]
+    failed: Mapping[int, str]
+    """Rank -> what it says went wrong."""
+
+
+def arrivals(store: Store, checkpoint_id: str, world_size: int) -> Arrivals:
+    """Look which ranks' indexes or failure notices are there: one listing."""
+    names = {f"rank/{name}" for name in store.children(checkpoint_prefix(checkpoint_id) + "rank/")}
+    failed = {}
+    for rank in range(world_size):
+        if failure_name(rank) in names:
+            try:
+                failed[rank] = store.get(checkpoint_key(checkpoint_id, failure_name(rank))).decode(errors="replace")
+            except MissingKeyError:
+                continue
+    return Arrivals(present=frozenset(rank for rank in range(world_size) if index_name(rank) in names), failed=failed)
+
+
+def build_manifest(store: Store, request: CommitRequest, *, threads: int = 8) -> Manifest:
+    """Read and check every rank's index. Raises SaveRefusedError with all inconsistencies, CheckpointDamagedError for a bad index."""
+
+    def read(rank: int) -> tuple[bytes, RankIndex]:
+        key = checkpoint_key(request.checkpoint_id, index_name(rank))
+        document = store.get(key)
+        index = RankIndex.from_bytes(document, name=f"{store.uri}/{key}")
+        if (index.checkpoint_id, index.rank) != (request.checkpoint_id, rank):
+            raise CheckpointDamagedError(f"{store.uri}/{key}: belongs to rank {index.rank} of {index.checkpoint_id}")
+        return document, index
+
+    with ThreadPoolExecutor(min(threads, request.world_size), thread_name_prefix="samite-index") as pool:
+        found = list(pool.map(read, range(request.world_size)))
+    indexes = [index for _, index in found]
+    problems = coverage_problems(indexes) + replica_problems(indexes)
+    if problems:
+        raise SaveRefusedError(_listed(f"{request.checkpoint_id}: the ranks' parts do not make one state", problems))
+    return Manifest(
+        checkpoint_id=request.checkpoint_id,
+        step=request.step,
+        session=request.session,
+        run_uid=request.run_uid,
+        ranks=tuple(
+            RankRecord(
+                rank=index.rank,
+                index_bytes=len(document),
+                index_crc64=crc64(document),
+                data_bytes=index.data_bytes,
+                num_objects=len(index.objects),
+                num_chunks=len(index.chunks),
+            )
+            for document, index in found
+        ),
+        num_tensors=len({tensor.name for index in indexes for tensor in index.tensors}),
+        created_unix_s=request.created_unix_s,
+        extra=request.extra,
+        final=request.final,
+        writer=request.writer,
+    )
+
+
+def commit(store: Store, manifest: Manifest, *, still_wanted: Callable[[], None] = lambda: None) -> None:
+    """Create the manifest. Raises FencedError if a newer session has begun, ConflictError if another writer committed this id.
+
+    `still_wanted` is called last before the commit and raises if its time has passed.
+    """
+    check_still_newest(store, manifest.session)
+    still_wanted()
+    if not store.put_if_absent(checkpoint_key(manifest.checkpoint_id, MANIFEST), manifest.to_bytes()):
+        raise ConflictError(f"{store.uri}: {manifest.checkpoint_id} was committed by another writer; ours was not")
+    if not counts(manifest.checkpoint_id, manifest.session, read_fences(store)):
+        raise FencedError(f"{store.uri}: a newer session began while {manifest.checkpoint_id} was being committed; it does not count")
+
+
+def move_hint(store: Store, checkpoint_id: str) -> bool:
+    """Point LATEST at `checkpoint_id` unless somebody else moved it meanwhile. Only a hint: readers list manifests."""
+    found = store.head(LATEST)
+    return store.compare_and_swap(LATEST, json.dumps({"id": checkpoint_id}).encode() + b"\n", None if found is None else found.etag)
+
+
+def announce_failure(store: Store, checkpoint_id: str, rank: int, reason: str) -> None:
+    """Tell the coordinator that `rank` will not publish; best effort, since storage may be what failed."""
+    with contextlib.suppress(SamiteError):
+        store.put(checkpoint_key(checkpoint_id, failure_name(rank)), reason.encode()[:2000])
+
+
+def announce_abort(store: Store, checkpoint_id: str, reason: str) -> None:
+    """Tell the ranks that this checkpoint will not be committed; best effort."""
+    with contextlib.suppress(SamiteError):
+        store.put(checkpoint_key(checkpoint_id, ABORTED), reason.encode()[:2000])
+
+
+def _listed(headline: str, problems: Sequence[str], limit: int = 20) -> str:
+    shown = "".join(f"\n  - {problem}" for problem in problems[:limit])
+    return f"{headline}:{shown}" + (f"\n  and {len(problems) - limit} more" if len(problems) > limit else "")

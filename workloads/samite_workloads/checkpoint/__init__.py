@@ -1,0 +1,23 @@
+"""Checkpoint input and output of the ranks: snapshot, upload, commit, restore onto any sharding. The format is docs/checkpoint-format.md."""
+
+from samite_workloads.checkpoint.manager import CheckpointManager
+from samite_workloads.checkpoint.results import (
+    CheckpointOptions,
+    Committed,
+    Health,
+    Restored,
+    RestoreMismatchError,
+    SaveFailedError,
+    SaveFailure,
+)
+
+__all__ = [
+    "CheckpointManager",
+    "CheckpointOptions",
+    "Committed",
+    "Health",
+    "RestoreMismatchError",
+    "Restored",
+    "SaveFailedError",
+    "SaveFailure",
+]
