@@ -79,6 +79,9 @@ class TrainPlan:
     sample_steps: int
     otlp_endpoint: str | None
     decay_underflow_limit: int
+    straggler_factor: float
+    straggler_steps: int
+    grad_norm_mads: float
 
 
 def plan_of(attempt: AttemptSpec) -> TrainPlan:
@@ -97,7 +100,7 @@ def plan_of(attempt: AttemptSpec) -> TrainPlan:
     interval = spec["checkpoint"].get("interval", {})
     mixture = stage.data.get("mixture") or data.get("mixture", ())
     shuffle_seed = stage.data.get("shuffleSeed", data.get("shuffleSeed"))
-    router = spec.get("router", {})
+    router, detection = spec.get("router", {}), spec.get("detection", {})
     overrides = {"balancing": router["balancing"]} if "balancing" in router else {}
     return TrainPlan(
         run_name=attempt.run["metadata"]["name"],
@@ -118,7 +121,10 @@ def plan_of(attempt: AttemptSpec) -> TrainPlan:
         ),
         sample_steps=spec.get("telemetry", {}).get("sampleSteps", 10),
         otlp_endpoint=spec.get("telemetry", {}).get("otlpEndpoint"),
-        decay_underflow_limit=spec.get("detection", {}).get("decay", {}).get("underflowLimit", 0),
+        decay_underflow_limit=detection.get("decay", {}).get("underflowLimit", 0),
+        straggler_factor=detection.get("straggler", {}).get("factor", 1.5),
+        straggler_steps=detection.get("straggler", {}).get("steps", 20),
+        grad_norm_mads=detection.get("numeric", {}).get("gradNormMads", 6.0),
     )
 
 
@@ -172,20 +178,10 @@ def _unsupported(document: Mapping[str, Any], stage: StagePlan) -> list[Problem]
 
 
 def _uneven(stage: StagePlan, num_ranks: int) -> list[Problem]:
+    path = f"spec.stages[{stage.index}].batch.tokens"
     if stage.tokens_per_step % stage.context_length:
-        return [
-            Problem(
-                path=f"spec.stages[{stage.index}].batch.tokens",
-                wanted=f"a multiple of contextLength {stage.context_length}",
-                found=str(stage.tokens_per_step),
-            )
-        ]
-    if stage.rows_per_step < num_ranks:
-        return [
-            Problem(
-                path=f"spec.stages[{stage.index}].batch.tokens",
-                wanted=f"at least one row of {stage.context_length} tokens for each of {num_ranks} ranks",
-                found=f"{stage.rows_per_step} rows",
-            )
-        ]
+        return [Problem(path=path, wanted=f"a multiple of contextLength {stage.context_length}", found=str(stage.tokens_per_step))]
+    if stage.rows_per_step % num_ranks:
+        wanted = f"rows of {stage.context_length} tokens that {num_ranks} ranks can share evenly"
+        return [Problem(path=path, wanted=wanted, found=f"{stage.rows_per_step} rows")]
     return []

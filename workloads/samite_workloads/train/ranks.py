@@ -87,3 +87,12 @@ def address_towards(host: str, port: int) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)
         return str(probe.getsockname()[0])
+
+
+def usable_device(wanted: str) -> str:
+    """`cpu` or `cuda`; `auto` takes CUDA where it is."""
+    if wanted != "auto":
+        return wanted
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

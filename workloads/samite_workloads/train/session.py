@@ -1,0 +1,147 @@
+"""What surrounds a rank while it trains: process groups, heartbeat, telemetry, faults, requests. Opened first, closed last, whatever happens between.
+
+The incarnation is counted by rank 0 in the attempt's folder: 0 for the first worker group of a submission, one more after each restart of the group.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from samite.spec.attempt import AttemptSpec, Heartbeat, write_atomically
+from samite.telemetry.setup import Telemetry, setup_telemetry
+from samite_workloads import faults
+from samite_workloads.heartbeat import HeartbeatFile, dump_stacks_on_signal
+from samite_workloads.parallel.group import Groups, start_groups, stop_groups
+from samite_workloads.train.control import ControlFolder
+from samite_workloads.train.plan import TrainPlan
+from samite_workloads.train.ranks import RankFacts, Starter
+
+
+@dataclass(kw_only=True, slots=True)
+class Session:
+    """One rank's surroundings. `step_before` is the step the run had reached before this incarnation began, to count recomputed steps."""
+
+    attempt: AttemptSpec
+    starter: Starter
+    groups: Groups
+    heartbeat: HeartbeatFile
+    telemetry: Telemetry
+    faults: faults.FaultPlan
+    control: ControlFolder
+    incarnation: int
+    step_before: int
+    began_s: float
+
+    @property
+    def facts(self) -> RankFacts:
+        """Who this rank is."""
+        return self.starter.facts
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which speaks for all."""
+        return self.facts.rank == 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the process group stood."""
+        return time.monotonic() - self.began_s
+
+
+def attempt_folder(attempt: AttemptSpec) -> Path:
+    """`attempts/<submission id>` of the run folder."""
+    return Path(attempt.run_folder) / "attempts" / attempt.submission_id
+
+
+@contextmanager
+def open_session(attempt: AttemptSpec, plan: TrainPlan, starter: Starter) -> Iterator[Session]:
+    """Join the other ranks; returns when all are here. The heartbeat says `starting` from the first moment."""
+    facts, run_folder = starter.facts, Path(attempt.run_folder)
+    step_before = _step_before(run_folder) if facts.rank == 0 else 0
+    heartbeat = HeartbeatFile(
+        run_folder / "heartbeats", rank=facts.rank, node=facts.node, pid=os.getpid(), submission_id=attempt.submission_id
+    )
+    heartbeat.enter("starting")
+    stacks = dump_stacks_on_signal(attempt_folder(attempt) / "logs" / f"stacks-rank-{facts.rank}.txt")
+    make_deterministic(facts, plan.seed)
+    groups = start_groups(facts.meeting, device_type=facts.device_type)
+    telemetry = None
+    try:
+        heartbeat.incarnation, step_before = _count_incarnation(attempt_folder(attempt), step_before, groups)
+        heartbeat.write()
+        telemetry = _telemetry(attempt, plan, facts, heartbeat.incarnation)
+        plan_of_faults = faults.FaultPlan(run_folder, facts.rank)
+        faults.install(plan_of_faults)
+        yield Session(
+            attempt=attempt,
+            starter=starter,
+            groups=groups,
+            heartbeat=heartbeat,
+            telemetry=telemetry,
+            faults=plan_of_faults,
+            control=ControlFolder(run_folder),
+            incarnation=heartbeat.incarnation,
+            step_before=step_before,
+            began_s=time.monotonic(),
+        )
+    finally:
+        faults.install(None)
+        if telemetry is not None:
+            telemetry.shutdown()
+        stop_groups()
+        stacks.flush()
+
+
+def make_deterministic(facts: RankFacts, seed: int) -> None:
+    """Same inputs, same bits. One thread per rank on CPU: several ranks on one machine otherwise fight for its cores."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.manual_seed(seed)
+    if facts.device_type == "cpu":
+        torch.set_num_threads(1)
+
+
+def _telemetry(attempt: AttemptSpec, plan: TrainPlan, facts: RankFacts, incarnation: int) -> Telemetry:
+    run_folder = Path(attempt.run_folder)
+    (run_folder / "metrics").mkdir(exist_ok=True)
+    return setup_telemetry(
+        service="samite-trainer",
+        run=plan.run_name,
+        uid=attempt.run_uid,
+        metrics_path=run_folder / "metrics" / f"rank-{facts.rank}.jsonl",
+        events_path=run_folder / "events.jsonl",
+        otlp_endpoint=plan.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        instance=f"rank-{facts.rank}",
+        stage={"samite.stage.name": plan.stage.name, "samite.stage.kind": plan.stage.kind},
+        attempt=attempt.submission_id,
+        incarnation=incarnation,
+        trace_parent=attempt.trace_parent,
+    )
+
+
+def _count_incarnation(folder: Path, step_before: int, groups: Groups) -> tuple[int, int]:
+    """Rank 0 counts the marks its predecessors left, leaves its own, and tells the others: (incarnation, step reached before it)."""
+    told = torch.zeros(2, dtype=torch.int64)
+    if groups.host.rank() == 0:
+        marks = folder / "incarnations"
+        marks.mkdir(parents=True, exist_ok=True)
+        incarnation = sum(1 for mark in marks.iterdir() if mark.name.isdigit())
+        write_atomically(marks / str(incarnation), f"{time.time()}\n")
+        told[0], told[1] = incarnation, step_before
+    dist.broadcast(told, src=0, group=groups.host)
+    return int(told[0]), int(told[1])
+
+
+def _step_before(run_folder: Path) -> int:
+    """Step that rank 0's predecessor last reported, over all attempts; 0 if there was none or its file can't be read."""
+    try:
+        return Heartbeat.read(run_folder / "heartbeats" / "rank-0.json").step
+    except (OSError, ValueError):
+        return 0
