@@ -7,21 +7,19 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from samite.errors import NotFoundError
 from samite_workloads.data.images import num_positions
-from samite_workloads.data.layout import SPLITS, TOKENIZER_NAME, CorpusError, Manifest, SpecialTokens, sha256_of
+from samite_workloads.data.layout import SPLITS, TOKENIZER_NAME, CorpusError, Manifest, SpecialTokens, Verify, check_files
 from samite_workloads.data.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
-Verify = Literal["auto", "full", "size"]
-_FULL_UP_TO_BYTES = 256 << 20
 QUICKSTART_URI = "builtin:quickstart"
 
 
@@ -33,23 +31,8 @@ def open_corpus(uri: str | os.PathLike[str], *, verify: Verify = "auto") -> "Cor
     """
     folder = _local_folder(os.fspath(uri))
     manifest = Manifest.read(folder)
-    total = sum(record.num_bytes for record in manifest.files())
-    check_files(folder, manifest, hashes=verify == "full" or (verify == "auto" and total <= _FULL_UP_TO_BYTES))
+    check_files(folder, manifest, verify)
     return Corpus(folder, manifest)
-
-
-def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
-    """Compare every file with its record; raises CorpusError naming the first that differs."""
-    for record in manifest.files():
-        path = folder / record.path
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            raise CorpusError(f"{path} is missing; the corpus is incomplete. Prepare it again: samite data prepare --force") from None
-        if size != record.num_bytes:
-            raise CorpusError(f"{path}: wanted {record.num_bytes} bytes, found {size}; the corpus is damaged. Prepare it again.")
-        if hashes and sha256_of(path) != record.sha256:
-            raise CorpusError(f"{path}: content differs from its recorded sha256; the corpus is damaged. Prepare it again.")
 
 
 class Corpus:
@@ -105,9 +88,11 @@ class Split:
         """Positions that each document takes [N], and whether it has images [N]."""
         lengths_N = np.diff(self._index)
         has_images_N = np.zeros(len(self), dtype=np.bool_)
-        for document, _, height, width, _ in self._image_index:
-            lengths_N[document] += num_positions(int(height), int(width), patch_size) - 1
-            has_images_N[document] = True
+        if self._image_index.size:
+            documents_I = self._image_index[:, 0]
+            positions_I = num_positions(self._image_index[:, 2], self._image_index[:, 3], patch_size)
+            np.add.at(lengths_N, documents_I, positions_I - 1)
+            has_images_N[documents_I] = True
         return lengths_N, has_images_N
 
     def tokens(self, document: int, start: int, stop: int) -> "NDArray[np.int64]":

@@ -4,7 +4,7 @@ Layout as in K3's vision packing: each side is padded with zeros to a multiple o
 patches becomes one position of the token row. Used by `packing` (counts) and `assemble` (pixels).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -15,14 +15,17 @@ MERGE = 2
 DEFAULT_PATCH_SIZE = 14
 
 
-def patch_grid(height: int, width: int, patch_size: int) -> tuple[int, int]:
-    """Patch rows and columns of an image, both even, at least 2."""
+Pixels = TypeVar("Pixels", int, "NDArray[np.int64]")
+
+
+def patch_grid(height: Pixels, width: Pixels, patch_size: int) -> tuple[Pixels, Pixels]:
+    """Patch rows and columns of an image (or of each image in two arrays), both even, at least 2."""
     side = MERGE * patch_size
     return MERGE * -(-height // side), MERGE * -(-width // side)
 
 
-def num_positions(height: int, width: int, patch_size: int) -> int:
-    """Token positions of an image: merged patches."""
+def num_positions(height: Pixels, width: Pixels, patch_size: int) -> Pixels:
+    """Token positions of an image (or of each): merged patches."""
     rows, columns = patch_grid(height, width, patch_size)
     return rows * columns // (MERGE * MERGE)
 

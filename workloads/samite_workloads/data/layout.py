@@ -16,8 +16,8 @@ corpus serves every patch size. Splits are `train` and `held_out`; equal documen
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, Self
 
 from samite.errors import NotFoundError, SamiteError
 
@@ -27,6 +27,10 @@ TOKENIZER_NAME = "tokenizer.json"
 SPLITS = ("train", "held_out")
 MODALITIES = ("text", "image_caption")
 """Names of `samite_workloads.batch.Modality`, in its order."""
+
+Verify = Literal["auto", "full", "size"]
+_HASHED_UP_TO_BYTES = 256 << 20
+_AGAIN = "Prepare it again: samite data prepare --force"
 
 
 class CorpusError(SamiteError):
@@ -137,6 +141,9 @@ class Manifest:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorpusError(f"{place} is not a corpus description: {type(error).__name__}: {error}") from error
+        for record in manifest.files():
+            if PurePosixPath(record.path).is_absolute() or ".." in PurePosixPath(record.path).parts:
+                raise CorpusError(f"{place}: file {record.path!r} lies outside the corpus; refusing to read it")
         if manifest.digest != manifest.computed_digest():
             raise CorpusError(f"{place}: its digest does not fit its content; the file was edited or cut. Prepare the corpus again.")
         return manifest
@@ -159,6 +166,25 @@ class Manifest:
 def file_record(folder: Path, path: Path) -> FileRecord:
     """Size and sha256 of `path`, named relative to `folder`."""
     return FileRecord(path=path.relative_to(folder).as_posix(), num_bytes=path.stat().st_size, sha256=sha256_of(path))
+
+
+def check_files(folder: Path, manifest: Manifest, verify: Verify = "auto") -> None:
+    """Compare the size of every file with its record, and the hash too for `full`, or for `auto` up to 256 MiB.
+
+    Raises CorpusError naming the first file that differs.
+    """
+    records = manifest.files()
+    hashes = verify == "full" or (verify == "auto" and sum(record.num_bytes for record in records) <= _HASHED_UP_TO_BYTES)
+    for record in records:
+        path = folder / record.path
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise CorpusError(f"{path}: {error.strerror}; the corpus is incomplete. {_AGAIN}") from None
+        if size != record.num_bytes:
+            raise CorpusError(f"{path}: wanted {record.num_bytes} bytes, found {size}; the corpus is damaged. {_AGAIN}")
+        if hashes and sha256_of(path) != record.sha256:
+            raise CorpusError(f"{path}: content differs from its recorded sha256; the corpus is damaged. {_AGAIN}")
 
 
 def sha256_of(path: Path) -> str:

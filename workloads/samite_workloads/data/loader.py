@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from samite_workloads.data.assemble import Assembler
-from samite_workloads.data.cursor import DataCursor
+from samite_workloads.data.cursor import DataCursor, SourceCursor
 from samite_workloads.data.images import DEFAULT_PATCH_SIZE
 from samite_workloads.data.layout import CorpusError
 from samite_workloads.data.mixture import whole_weights
@@ -62,23 +62,26 @@ def build_loader(
         rows_per_step=rows_per_step,
         own=slice(rank * share, (rank + 1) * share),
         micro_rows=micro_rows,
-        skip_windows=tuple(skip_windows),
+        skip_windows=_checked_windows(skip_windows),
     )
-    return Loader(steps, start)
+    return Loader(steps, start, {source: len(shape.lengths_N) for source, shape in shapes.items()})
 
 
 class Loader:
     """Endless iterator over optimizer steps. Close it (or use it as a context manager) to end its thread."""
 
-    def __init__(self, steps: "_Steps", start: DataCursor) -> None:
+    def __init__(self, steps: "_Steps", start: DataCursor, num_documents: dict[str, int]) -> None:
         self._cursor = start
+        self._first_row = start.row
+        self._num_documents = num_documents
         self._prefetcher: Prefetcher[tuple[list[PackedBatch], DataCursor]] = Prefetcher(steps.next_step)
 
     def __iter__(self) -> "Iterator[list[PackedBatch]]":
         return self
 
     def __next__(self) -> "list[PackedBatch]":
-        batches, self._cursor = self._prefetcher.get()
+        batches, cursor = self._prefetcher.get()
+        self._first_row, self._cursor = self._cursor.row, cursor
         return batches
 
     def cursor(self) -> DataCursor:
@@ -89,6 +92,17 @@ class Loader:
     def wait_s(self) -> float:
         """Seconds the consumer has waited for data since the loader was built."""
         return self._prefetcher.wait_s
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Global rows of the last yielded step, half-open, over all ranks: what a skip window must name to leave the step out."""
+        return self._first_row, self._cursor.row
+
+    @property
+    def epochs(self) -> dict[str, float]:
+        """How often each source of the mixture has been read, whole documents counted when they are opened."""
+        opened = {source: self._cursor.sources.get(source, SourceCursor()).next_place for source in self._num_documents}
+        return {source: opened[source] / documents for source, documents in self._num_documents.items()}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -126,6 +140,13 @@ class _Steps:
         while any(first <= self.plan.row < end for first, end in self.skip_windows):
             self.plan.skip_row()
         return self.plan.next_row()
+
+
+def _checked_windows(windows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    for first, end in windows:
+        if not 0 <= first < end:
+            raise CorpusError(f"data window {first}..{end}: wanted a half-open range of rows, first below end")
+    return tuple((first, end) for first, end in windows)
 
 
 def _check_shares(rows_per_step: int, rank: int, world: int, micro_rows: int) -> None:

@@ -8,7 +8,7 @@ share at any time.
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from math import lcm
+from math import gcd, inf, lcm
 from typing import Any
 
 from samite_workloads.data.layout import CorpusError
@@ -29,10 +29,9 @@ def whole_weights(mixture: Any, sources: Sequence[str]) -> dict[str, int]:
             raise CorpusError(f"mixture: the corpus has no source {source!r}; it has {', '.join(sources)}.{hint}")
         if source in weights:
             raise CorpusError(f"mixture: source {source!r} is named twice; add its weights up in one entry")
-        exact = Fraction(str(weight))
-        if exact < 0:
-            raise CorpusError(f"mixture: the weight of {source!r} is {weight}; wanted 0 or more")
-        weights[source] = exact
+        if not 0 <= weight < inf:
+            raise CorpusError(f"mixture: the weight of {source!r} is {weight}; wanted a number, 0 or more")
+        weights[source] = Fraction(str(weight))
     positive = {source: weight for source, weight in sorted(weights.items()) if weight > 0}
     if not positive:
         raise CorpusError("mixture: every weight is 0; give at least one source a weight above 0")
@@ -55,7 +54,5 @@ def _pairs(mixture: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _reduced(weights: dict[str, int]) -> dict[str, int]:
-    from math import gcd
-
     divisor = gcd(*weights.values())
     return {source: weight // divisor for source, weight in weights.items()}

@@ -90,6 +90,8 @@ def prepare(
 
     Raises ConflictError when the folder holds something else and `force` is not set, CorpusError for inputs that cannot be used.
     """
+    if "://" in str(folder) or ":/" in str(folder):
+        raise CorpusError(f"{folder}: a corpus is prepared in a local folder; copy it to its URI afterwards, as it is")
     folder = folder.absolute()
     _check_names(sources)
     if not 0.0 <= held_out_fraction < 1.0:
@@ -184,6 +186,7 @@ def _sample(sources: Sequence[Source], progress: ProgressSink) -> Iterator[str]:
                         break
             if budget <= 0:
                 break
+    progress(Progress(phase="training the tokenizer", documents=0, note="a few seconds"))
 
 
 def _existing(folder: Path, recipe: dict[str, Any], *, force: bool) -> Manifest | None:

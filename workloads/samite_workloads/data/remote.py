@@ -1,67 +1,70 @@
 """Corpora behind other URIs: copied once to this machine, checked, and opened from there.
 
-Any scheme that fsspec knows (`s3://`, `gs://`, `memory://`, ...). The copy is named after the corpus's digest, so a corpus that was replaced
-at its URI is fetched anew and an unchanged one is not. Called by `open_corpus`; ranks on one machine share the copy.
+Storage is reached through `samite.checkpoint.store`, which knows `s3://` and whatever fsspec knows. The copy is named after the corpus's
+digest, so a corpus that was replaced at its URI is fetched anew and an unchanged one is not. A damaged copy is fetched again. Called by
+`open_corpus`; ranks on one machine share the copy, and one of them makes it.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from samite.errors import NotAllowedError, NotFoundError, UnreachableError
+from samite.errors import NotFoundError, SamiteError, UsageError
 from samite.settings import Settings
-from samite_workloads.data.corpus import check_files
-from samite_workloads.data.layout import MANIFEST_NAME, CorpusError, Manifest
+from samite_workloads.data.layout import MANIFEST_NAME, CorpusError, FileRecord, Manifest, check_files
 from samite_workloads.data.staging import staged
 
+if TYPE_CHECKING:
+    from samite.checkpoint.store import Store, StoreOptions
 
-def fetch(uri: str, cache: Path | None = None) -> Path:
-    """Local folder with the corpus at `uri`. Raises NotFoundError, NotAllowedError, UnreachableError or CorpusError, naming the URI."""
-    filesystem, root = _filesystem(uri)
-    text = _read(filesystem, f"{root}/{MANIFEST_NAME}", uri).decode("utf-8", errors="replace")
-    manifest = Manifest.from_json(text, f"{uri.rstrip('/')}/{MANIFEST_NAME}")
+_BLOCK_BYTES = 16 << 20
+
+
+def fetch(uri: str, cache: Path | None = None, options: "StoreOptions | None" = None) -> Path:
+    """Local folder with the corpus at `uri`, below `cache` (default $SAMITE_HOME/cache/corpora).
+
+    Raises NotFoundError, NotAllowedError, TemporaryError or UsageError from the storage, CorpusError for a corpus that is incomplete.
+    """
+    from samite.checkpoint.store import MissingKeyError, open_store
+
+    try:
+        store = open_store(uri, options)
+    except UsageError as error:
+        raise UsageError(str(error).replace("checkpoint uri", "data uri")) from None
+    try:
+        text = store.get(MANIFEST_NAME).decode("utf-8", errors="replace")
+    except MissingKeyError:
+        raise NotFoundError(f"{uri} has no {MANIFEST_NAME}: it is not a prepared corpus, or the URI is wrong") from None
+    manifest = Manifest.from_json(text, f"{store.uri}/{MANIFEST_NAME}")
     folder = (cache or Settings.from_environment().home / "cache" / "corpora") / manifest.digest.removeprefix("sha256:")
-    if folder.exists():
+
+    def is_done() -> bool:
+        try:
+            check_files(folder, manifest)
+            return Manifest.read(folder).digest == manifest.digest
+        except SamiteError:
+            return False
+
+    if is_done():
         return folder
-    with staged(folder, folder.exists) as staging:
+    with staged(folder, is_done) as staging:
         if staging is not None:
             for record in manifest.files():
-                path = staging / record.path
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _copy(filesystem, f"{root}/{record.path}", path, uri)
-            check_files(staging, manifest, hashes=True)
-            (staging / MANIFEST_NAME).write_text(text, encoding="utf-8")
+                _copy(store, record, staging / record.path)
+            check_files(staging, manifest, verify="full")
+            (staging / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return folder
 
 
-def _filesystem(uri: str) -> tuple[Any, str]:
-    import fsspec
+def _copy(store: "Store", record: FileRecord, target: Path) -> None:
+    from samite.checkpoint.store import MissingKeyError
 
-    try:
-        filesystem, root = fsspec.core.url_to_fs(uri)
-    except ImportError as error:
-        raise CorpusError(f"{uri}: this scheme needs a package that is not installed: {error}") from error
-    except ValueError as error:
-        raise CorpusError(f"{uri}: {error}. Wanted a folder, file:// or a URI that fsspec knows") from error
-    return filesystem, str(root).rstrip("/")
-
-
-def _read(filesystem: Any, path: str, uri: str) -> bytes:
-    try:
-        return bytes(filesystem.cat_file(path))
-    except FileNotFoundError:
-        raise NotFoundError(f"{uri} has no {MANIFEST_NAME}: it is not a prepared corpus, or the URI is wrong") from None
-    except PermissionError as error:
-        raise NotAllowedError(f"{uri}: reading is not permitted: {error}") from error
-    except OSError as error:
-        raise UnreachableError(f"{uri}: no answer from the storage: {error}") from error
-
-
-def _copy(filesystem: Any, path: str, target: Path, uri: str) -> None:
-    try:
-        filesystem.get_file(path, str(target))
-    except FileNotFoundError:
-        raise CorpusError(f"{uri}: {path} is missing; the corpus was copied there incompletely") from None
-    except PermissionError as error:
-        raise NotAllowedError(f"{uri}: reading {path} is not permitted: {error}") from error
-    except OSError as error:
-        raise UnreachableError(f"{uri}: no answer from the storage while reading {path}: {error}") from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    block = bytearray(_BLOCK_BYTES)
+    with target.open("wb") as stream:
+        for offset in range(0, record.num_bytes, _BLOCK_BYTES):
+            view = memoryview(block)[: min(_BLOCK_BYTES, record.num_bytes - offset)]
+            try:
+                store.read_into(record.path, offset, view)
+            except MissingKeyError:
+                raise CorpusError(f"{store.uri}/{record.path} is missing: the corpus was copied there incompletely") from None
+            stream.write(view)

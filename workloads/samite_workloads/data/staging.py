@@ -20,7 +20,10 @@ def staged(target: Path, is_done: Callable[[], bool], on_wait: Callable[[], None
 
     `is_done` is asked once the lock is held, so of several concurrent callers one builds. An existing `target` is replaced.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CorpusError(f"{target} was not made: cannot create its folder: {error}") from error
     staging = target.parent / f".{target.name}.preparing"
     descriptor = _lock(staging, on_wait)
     try:
@@ -33,6 +36,9 @@ def staged(target: Path, is_done: Callable[[], bool], on_wait: Callable[[], None
         try:
             yield staging
             _swap(staging, target)
+        except OSError as error:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise CorpusError(f"{target} was not made: {error}") from error
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
