@@ -1,6 +1,6 @@
 """`--set path=value`: one field of a document, written from the command line.
 
-Values are read by the same rules as the file (samite.spec.yaml_tree), so `--set optimizer.learningRate=1e-5` and the file mean the same.
+Values are read by the same rules as the file (samite.spec.scalars), so `--set optimizer.learningRate=1e-5` and the file mean the same.
 """
 
 import re

@@ -136,6 +136,8 @@ class FailureReport(_JsonFile):
     time_unix_s: float = 0.0
     data_window: tuple[int, int] | None = None
     """Global sequence rows of the step that failed, for a numeric roll-back."""
+    restartable: bool = True
+    """False: no restart can help (a bad spec, a missing hand-over, refused permissions); the driver ends with exit code 93."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,6 +36,11 @@ class SpecModel(BaseModel):
         protected_namespaces=(),
     )
 
+    @classmethod
+    def defaults(cls, **given: Any) -> Self:
+        """An instance for use as a default in another model: not validated, so that importing the models builds no validator (70 ms less)."""
+        return cls.model_construct(**given)
+
     def to_document(self) -> dict[str, Any]:
         """This part as a JSON-able mapping in camelCase, with every default filled in. Fields that were not given and have no default are absent."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

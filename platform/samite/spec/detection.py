@@ -69,15 +69,15 @@ class DecaySpec(SpecModel):
 class DetectionSpec(SpecModel):
     """How failures are found. Nothing is killed on one fact alone, and a missing answer is not a fact."""
 
-    heartbeat: HeartbeatSpec = HeartbeatSpec()
+    heartbeat: HeartbeatSpec = HeartbeatSpec.defaults()
     """The sign of progress of each rank."""
-    hang: HangSpec = HangSpec()
+    hang: HangSpec = HangSpec.defaults()
     """When standing still counts as a hang."""
-    straggler: StragglerSpec = StragglerSpec()
+    straggler: StragglerSpec = StragglerSpec.defaults()
     """When one rank is slower than the others."""
-    numeric: NumericSpec = NumericSpec()
+    numeric: NumericSpec = NumericSpec.defaults()
     """When the numbers go wrong."""
-    decay: DecaySpec = DecaySpec()
+    decay: DecaySpec = DecaySpec.defaults()
     """When the decay of the linear attention loses products."""
     provision_seconds: PositiveFloat = 900.0
     """Longest time until all nodes are ready. Unit: seconds. Default 900; the clock starts at admission."""

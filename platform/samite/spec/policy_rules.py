@@ -119,13 +119,6 @@ def _schedule_fits(document: Document) -> Iterator[Finding]:
         )
 
 
-def _betas_are_two(document: Document) -> Iterator[Finding]:
-    """The schema of the API server cannot say that the list has two places; the models can."""
-    betas = part(document, "spec", "optimizer", "betas")
-    if isinstance(betas, list) and len(betas) != 2:
-        yield Finding(path=("spec", "optimizer", "betas"), wanted="two numbers", found=f"{len(betas)}")
-
-
 POLICY_RULES = (
     Rule(
         name="name-fits-both-engines",
@@ -203,12 +196,5 @@ POLICY_RULES = (
         at="spec.optimizer",
         cel="self.schedule != 'WSD' || self.warmupFraction + self.decayFraction <= 1.0",
         message="warmupFraction + decayFraction is at most 1 with WSD",
-    ),
-    Rule(
-        name="betas-are-two",
-        check=_betas_are_two,
-        at="spec.optimizer",
-        cel="self.betas.size() == 2",
-        message="betas has two numbers",
     ),
 )

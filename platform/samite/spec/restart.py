@@ -84,19 +84,19 @@ class OperatorBudget(SpecModel):
 class RestartBudgets(SpecModel):
     """How many restarts each class of failure may cost. When one is used up, `restart.onExhausted` decides."""
 
-    infra: InfraBudget = InfraBudget()
+    infra: InfraBudget = InfraBudget.defaults()
     """Lost node, GPU, network or storage."""
-    preemption: PreemptionBudget = PreemptionBudget()
+    preemption: PreemptionBudget = PreemptionBudget.defaults()
     """Machines taken away by the cluster."""
-    application: ApplicationBudget = ApplicationBudget()
+    application: ApplicationBudget = ApplicationBudget.defaults()
     """Exceptions and exit codes of the training program."""
-    hang: HangBudget = HangBudget()
+    hang: HangBudget = HangBudget.defaults()
     """No progress though everything looks alive."""
-    oom: OutOfMemoryBudget = OutOfMemoryBudget()
+    oom: OutOfMemoryBudget = OutOfMemoryBudget.defaults()
     """Out of device or host memory."""
-    numeric: NumericBudget = NumericBudget()
+    numeric: NumericBudget = NumericBudget.defaults()
     """Non-finite loss or gradient."""
-    operator: OperatorBudget = OperatorBudget()
+    operator: OperatorBudget = OperatorBudget.defaults()
     """Failures of Samite itself."""
 
 
@@ -125,15 +125,15 @@ class ExitCodeRule(SpecModel):
 class RestartSpec(SpecModel):
     """The answer to failures. Levels: 1 worker group inside its job, 2 new attempt on the same cluster, 3 new cluster, 4 queue again, 5 hold."""
 
-    backoff: Backoff = Backoff()
+    backoff: Backoff = Backoff.defaults()
     """Waits between restarts."""
-    budgets: RestartBudgets = RestartBudgets()
+    budgets: RestartBudgets = RestartBudgets.defaults()
     """How many restarts each class of failure may cost."""
     start_level: Annotated[int, Field(ge=1, le=5)] = 1
     """Lowest level that is tried. Default 1, the cheapest. The RayJob engine cannot restart in place: 3 or higher there."""
     max_level: Annotated[int, Field(ge=1, le=5)] = 5
     """Highest level that is tried. Default 5: in the end a person is asked."""
-    level_timeouts: LevelTimeouts = LevelTimeouts()
+    level_timeouts: LevelTimeouts = LevelTimeouts.defaults()
     """How long each level may take."""
     no_progress_cycles: PositiveInt = 3
     """Restarts in a row without a new committed checkpoint after which the run holds. Unit: restarts. Default 3."""

@@ -106,31 +106,31 @@ class RunSpec(SpecModel):
     Default Local."""
     suspend: bool = False
     """True: the run is kept but does not train. Default false."""
-    suspend_policy: SuspendPolicy = SuspendPolicy()
+    suspend_policy: SuspendPolicy = SuspendPolicy.defaults()
     """How a run is suspended."""
     seed: NonNegativeInt = 0
     """Seed of the initial weights, and of the data unless data.shuffleSeed says otherwise. Default 0."""
-    model: ModelSpec = ModelSpec()
+    model: ModelSpec = ModelSpec.defaults()
     """Which model is trained."""
-    data: DataSpec = DataSpec()
+    data: DataSpec = DataSpec.defaults()
     """The data it sees."""
     stages: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=16, strict=False)]
     """The curriculum: 1 to 16 stages, in order."""
-    optimizer: OptimizerSpec = OptimizerSpec()
+    optimizer: OptimizerSpec = OptimizerSpec.defaults()
     """Optimizer and learning-rate schedule."""
-    router: RouterSpec = RouterSpec()
+    router: RouterSpec = RouterSpec.defaults()
     """How the load of the experts is kept even."""
-    checkpoint: CheckpointSpec = CheckpointSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec.defaults()
     """Checkpoints: where, when, how checked, how long kept."""
-    restart: RestartSpec = RestartSpec()
+    restart: RestartSpec = RestartSpec.defaults()
     """What is done about failures."""
-    detection: DetectionSpec = DetectionSpec()
+    detection: DetectionSpec = DetectionSpec.defaults()
     """How failures are found."""
-    nodes: NodesSpec = NodesSpec()
+    nodes: NodesSpec = NodesSpec.defaults()
     """Spares and excluded nodes."""
-    telemetry: TelemetrySpec = TelemetrySpec()
+    telemetry: TelemetrySpec = TelemetrySpec.defaults()
     """Signals."""
-    retention: RetentionSpec = RetentionSpec()
+    retention: RetentionSpec = RetentionSpec.defaults()
     """What stays after the end."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64, strict=False)] = ()
     """Extra environment variables of the ranks. At most 64."""

@@ -135,11 +135,11 @@ class Stage(SpecModel):
     ends. SFT, RL and Eval follow training. Default Pretrain."""
     context_length: Annotated[int, Field(ge=16, le=16_777_216)]
     """Length of one packed row. Unit: tokens. No default. It may only grow from stage to stage (before RL); a multiple of 2 x parallel.context."""
-    workers: Workers = Workers()
+    workers: Workers = Workers.defaults()
     """Worker nodes of this stage."""
     gpus_per_worker: Annotated[int, Field(ge=0, le=64)] = 0
     """GPUs of each worker node; one rank runs on each. Unit: GPUs. Default 0: one rank on the CPU, so that a laptop needs no setting."""
-    parallel: Parallel = Parallel()
+    parallel: Parallel = Parallel.defaults()
     """How the ranks are divided. Default: data parallelism alone."""
     batch: Batch
     """Tokens of one optimizer step."""
@@ -149,7 +149,7 @@ class Stage(SpecModel):
     """What this stage changes in the run's data. Left out: nothing."""
     handover: Handover | None = None
     """What this stage takes over. Must be given from the second stage on, and in the first stage when checkpoint.loadFrom is set."""
-    gate: Gate = Gate()
+    gate: Gate = Gate.defaults()
     """What must hold at the end of this stage."""
 
     def num_ranks(self, workers: int | None = None) -> int:

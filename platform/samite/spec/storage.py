@@ -53,11 +53,11 @@ class CheckpointSpec(SpecModel):
     insecure: bool = False
     """True allows an http:// endpoint on another machine, and a certificate that cannot be verified. Default false: keys and data would travel in
     clear."""
-    interval: CheckpointInterval = CheckpointInterval(steps=100)
+    interval: CheckpointInterval = CheckpointInterval.defaults(steps=100)
     """How often a checkpoint is written. Default: each 100 steps."""
     async_: Annotated[bool, Field(alias="async")] = True
     """True: training goes on while a checkpoint is written, from a copy in host memory. Default true. False needs no extra memory."""
-    keep: CheckpointKeep = CheckpointKeep()
+    keep: CheckpointKeep = CheckpointKeep.defaults()
     """Which checkpoints are kept."""
     verify: Literal["OnSave", "OnLoad", "Both"] = "Both"
     """When stored bytes are compared with the manifest's hashes. Default Both: damage is found while an older checkpoint still exists, and never

@@ -37,7 +37,7 @@ def uri_problem(uri: str) -> tuple[str, str] | None:
         return wanted, f"did you mean {close[0]}://{rest}?" if close else f"known: {', '.join(f'{name}://' for name in SCHEMES)}"
     if scheme == "file" and not rest.startswith("/"):
         return "file:/// and an absolute folder", f"write file:///{rest.lstrip('./')}" if rest else ""
-    if scheme != "memory" and not rest.strip("/"):
+    if (scheme == "file" and not rest.strip("/")) or (scheme not in {"file", "memory"} and rest[:1] in {"", "/"}):
         return wanted, "name a folder" if scheme == "file" else "name the bucket"
     if any(name in {".", ".."} for name in rest.split("/")):
         return "a URI without . and ..", ""
@@ -140,8 +140,8 @@ STORAGE_RULES = (
         name="checkpoint-uri-is-known",
         check=_uri_is_known,
         at="spec.checkpoint",
-        cel="!has(self.uri) || (self.uri.matches('^(file:///|memory://|(s3|gs|gcs|az|abfs|abfss|hdfs)://)') && "
-        "(self.uri.startsWith('memory://') || self.uri.matches('^[a-z0-9]+:///*[^/]')) && !self.uri.matches('(://|/)[.][.]?(/|$)') && !self.uri.matches('^s3://([^/]*[@:]|.*[?])'))",
+        cel="!has(self.uri) || (self.uri.matches('^(file:///+[^/]|memory://|(s3|gs|gcs|az|abfs|abfss|hdfs)://[^/])') && "
+        "!self.uri.matches('(://|/)[.][.]?(/|$)') && !self.uri.matches('^s3://([^/]*[@:]|.*[?])'))",
         message="uri is s3://bucket/prefix, file:///absolute/folder or another URI that fsspec can write to",
     ),
     Rule(
