@@ -13,7 +13,7 @@ from samite_workloads.config import ModelConfig
 TINY = ModelConfig(
     vocab_size=2048,
     hidden_size=128,
-    num_layers=8,
+    num_layers=6,
     attn_res_block_size=2,
     kda_num_heads=4,
     kda_head_dim=32,

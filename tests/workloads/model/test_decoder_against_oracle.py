@@ -42,7 +42,7 @@ def test_the_oracle_chooses_the_same_experts_by_itself(nano, nano_batch, make_mo
         {"experts_per_token": 3},
         {"vision_num_heads": 4},
     ],
-    ids=lambda mutation: "-".join(mutation),
+    ids="-".join,
 )
 def test_a_model_read_with_another_shape_does_not_pass(nano, nano_batch, make_model, oracle, relative, mutation):
     model = make_model(nano, dtype=torch.float64, spread=0.1).eval()
