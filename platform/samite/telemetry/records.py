@@ -6,7 +6,8 @@ One line holds all points of one moment, so that a reader never sees half a step
      "points": [["samite.loss", 2.31, {"samite.loss.kind": "total"}], ...]}
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +69,16 @@ class MetricRecord:
             incarnation=incarnation if isinstance(incarnation, int) else 0,
             stage={str(k): str(v) for k, v in stage.items()} if isinstance(stage, dict) else {},
         )
+
+
+def iterate_metrics(path: Path) -> Iterator[MetricRecord]:
+    """The records of `path` one by one, for files that should not lie in memory as a whole. Damaged lines are skipped."""
+    follower = jsonlines.Follower(path)
+    for document in itertools.chain(follower.poll(), follower.last()):
+        record = MetricRecord.from_document(document)
+        if record is not None:
+            yield record
+    follower.close()
 
 
 def read_metrics(path: Path) -> tuple[list[MetricRecord], jsonlines.Lines]:

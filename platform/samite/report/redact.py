@@ -1,0 +1,27 @@
+"""Takes what looks like a credential out of text before people share it.
+
+A validated spec holds none, but a report must be safe to send even when the run folder came from elsewhere.
+"""
+
+import re
+
+HIDDEN = "[hidden]"
+
+_KEYED = re.compile(
+    r"(?im)^(\s*(?:-\s*)?[\"']?[\w.-]*(?:secret|passw(?:or)?d|api_?key|access_?key|token)[\"']?\s*[:=]\s*)(?!\s*$)(?!\d+\s*,?\s*$)(\S.*?)(,?)\s*$"
+)
+_ENV_VALUE = re.compile(
+    r"(?im)(name[\"']?\s*:\s*[\"']?\w*(?:secret|passw(?:or)?d|api_?key|access_?key|token)\w*[\"']?\s*,?\s*[\"']?value[\"']?\s*:\s*)([^\s,}]+)"
+)
+_IN_URL = re.compile(r"(://)[^/\s:@\"'<>]+:[^/\s@\"'<>]+(@)")
+_AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
+
+
+def redact(text: str) -> str:
+    """`text` without credentials in URLs and without AWS key ids: safe on any text, HTML included."""
+    return _AWS_KEY.sub(HIDDEN, _IN_URL.sub(rf"\1{HIDDEN}\2", text))
+
+
+def redact_document(text: str) -> str:
+    """`redact` for a YAML or JSON document: values of keys that are named like secrets go too. Numbers stay (`batch.tokens` is no secret)."""
+    return redact(_ENV_VALUE.sub(rf"\1{HIDDEN}", _KEYED.sub(rf"\1{HIDDEN}\3", text)))
