@@ -117,6 +117,8 @@ class Heartbeat(_JsonFile):
     stage_step: int = 0
     checkpoint_step: int = -1
     """Step of the newest checkpoint this rank has seen committed; -1 if none."""
+    compute_s: float = 0.0
+    """Median compute time of a step on this rank, without waiting for others; 0 until known. Stragglers are found by it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

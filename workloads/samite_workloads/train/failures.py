@@ -1,7 +1,7 @@
 """From an exception to a failure report: what kind it is, whether it may be tried again, and the file that says so.
 
-A rank reports before it dies. When one rank dies, the others see a closed connection: they report `PeerLostError`, which never counts as the cause
-while any other report exists.
+A rank reports before it dies. When one rank dies, the others see a closed connection: what they report never counts as the cause while any other
+report exists.
 """
 
 import time
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from samite.errors import NotAllowedError, NotFoundError, SpecError, UsageError
+from samite.errors import SamiteError, SpecError, TemporaryError, UsageError, WaitTimeoutError
 from samite.spec.attempt import FailureReport
 from samite_workloads.train.numeric import NonFiniteError
 
@@ -20,6 +20,7 @@ EXIT_DO_NOT_RESTART = 93
 """The driver's exit code for what no restart can repair: a bad spec, a missing hand-over, refused permissions."""
 
 PEER_LOST = "PeerLostError"
+"""Error type of a report about a collective that failed because another rank is gone: the cause stands in that rank's report."""
 
 _LOST_PEER_WORDS = (
     "connection closed by peer",
@@ -40,13 +41,14 @@ class HandoverMissingError(UsageError):
     """The stage needs the committed hand-over of the stage before it, and it is absent or another one. Not retried."""
 
 
-class PeerLostError(Exception):
-    """A collective failed because another rank is gone. The cause is in that rank's own report, or in what the platform says about it."""
-
-
 def is_permanent(error: BaseException) -> bool:
     """Whether a restart can't help: exit code 93."""
-    return isinstance(error, (SpecError, UsageError, NotAllowedError, NotFoundError))
+    return isinstance(error, SamiteError) and not isinstance(error, (TemporaryError, WaitTimeoutError))
+
+
+def may_restart_in_place(report: FailureReport) -> bool:
+    """Whether the worker group may simply be started again (L1). Numbers and memory fail again the same way: the ladder decides."""
+    return report.restartable and report.failure_class not in ("numeric", "oom")
 
 
 def failure_class(error: BaseException) -> str:
@@ -55,9 +57,7 @@ def failure_class(error: BaseException) -> str:
         return "numeric"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _says(error, _HOST_OOM_WORDS):
         return "oom"
-    if is_permanent(error):
-        return "user"
-    if isinstance(error, PeerLostError) or is_lost_peer(error):
+    if is_lost_peer(error):
         return "infra"
     return "application"
 
@@ -75,7 +75,7 @@ def report_of(error: BaseException, *, rank: int, node: str, incarnation: int, s
     return FailureReport(
         failure_class=failure_class(error),
         error_type=PEER_LOST if lost else type(error).__name__,
-        message=str(error)[:4000],
+        message=_message(error)[:4000],
         rank=rank,
         node=node,
         incarnation=incarnation,
@@ -83,6 +83,7 @@ def report_of(error: BaseException, *, rank: int, node: str, incarnation: int, s
         traceback="".join(traceback.format_exception(error))[-16_000:],
         time_unix_s=time.time(),
         data_window=error.rows if isinstance(error, NonFiniteError) else None,
+        restartable=not is_permanent(error),
     )
 
 
@@ -106,6 +107,12 @@ def first_cause(reports: list[FailureReport]) -> FailureReport | None:
     """The report that explains the failure: the earliest that is not about a lost peer, else the earliest."""
     causes = [r for r in reports if r.error_type != PEER_LOST]
     return min(causes or reports, key=lambda r: r.time_unix_s, default=None)
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SpecError):
+        return "; ".join(f"{p.path}: wanted {p.wanted}, found {p.found}" for p in error.problems)
+    return str(error)
 
 
 def _says(error: BaseException, words: tuple[str, ...]) -> bool:

@@ -11,7 +11,6 @@ from samite_workloads.model import BalanceReport, MultimodalDecoder, build_model
 from samite_workloads.parallel.clip import clip_coefficient, squared_norms
 from samite_workloads.parallel.group import Groups
 from samite_workloads.parallel.sharding import ShardedModel, local, shard
-from samite_workloads.presets import preset
 from samite_workloads.train.groups import FAMILIES, ParameterGroups, group_parameters
 from samite_workloads.train.numeric import Verdict
 from samite_workloads.train.optimizer import Optimizer
@@ -25,7 +24,7 @@ class Learner:
         self._groups = groups
         self._clip_norm = plan.optimizer.grad_clip_norm
         self._seed = plan.seed
-        self.config = preset(plan.preset, plan.overrides)
+        self.config = plan.model
         module = build_model(self.config, device="meta", dtype=torch.bfloat16 if groups.device.type == "cuda" else torch.float32)
         islands = [parameter for island in module.float32_islands() for parameter in island.parameters(recurse=False)]
         self.sharded: ShardedModel = shard(module, module.layers, device=groups.device, islands=islands)

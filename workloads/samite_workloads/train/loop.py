@@ -6,7 +6,7 @@
         └────────────────────────────────────────── until the budget is used ───────────────────────────────────────────────────────┘
     ── final checkpoint committed and verified ── result
 
-Called by `samite_workloads.entrypoint` and by the Ray worker (`ray_run.py`) alike.
+Called by `samite_workloads.entrypoint` and by the Ray worker (`ray_worker.py`) alike.
 """
 
 import time
@@ -20,7 +20,7 @@ from samite_workloads.train.control import Agreement, Requests, agree
 from samite_workloads.train.learner import Learner, count_padded, count_supervised
 from samite_workloads.train.observe import Observer, StepRecord
 from samite_workloads.train.plan import TrainPlan, plan_of
-from samite_workloads.train.ranks import Starter
+from samite_workloads.train.ranks import RankFacts
 from samite_workloads.train.resume import open_loader, restore_or_begin
 from samite_workloads.train.saving import Saver
 from samite_workloads.train.schedule import learning_rate, stage_curve
@@ -41,14 +41,14 @@ class Parts:
     observer: Observer
 
 
-def train_stage(attempt: AttemptSpec, starter: Starter) -> AttemptResult:
+def train_stage(attempt: AttemptSpec, facts: RankFacts) -> AttemptResult:
     """Train `attempt.stage_index` to the end of its budget, or until asked to stop. Every rank calls this and gets the same result.
 
     Raises whatever stops it: SpecError and HandoverMissingError (don't try again), NonFiniteError, CheckpointDamagedError, lost peers, ...
     """
     plan = plan_of(attempt)
     with ExitStack() as stack:
-        session = stack.enter_context(open_session(attempt, plan, starter))
+        session = stack.enter_context(open_session(attempt, plan, facts))
         session.heartbeat.enter("loading")
         learner = Learner(plan, session.groups)
         saver = stack.enter_context(Saver(attempt, plan, session))
@@ -156,7 +156,7 @@ def _share_done(plan: TrainPlan, state: TrainState, agreed: Agreement, wall_befo
 
 
 def _requests(session: Session, saver: Saver) -> Requests:
-    asked = session.control.look() if session.is_first else Requests()
-    return Requests(
-        checkpoint=asked.checkpoint or (session.is_first and saver.clock_is_due()), stop=asked.stop or session.starter.asked_to_stop()
-    )
+    if not session.is_first:
+        return Requests()
+    asked = session.control.look()
+    return Requests(checkpoint=asked.checkpoint or saver.clock_is_due(), stop=asked.stop)

@@ -24,15 +24,39 @@ def fail(attempt: AttemptSpec, facts: RankFacts, error: BaseException, *, conclu
     beat = last_heartbeat(attempt, facts.rank)
     incarnation = beat.incarnation if beat and beat.submission_id == attempt.submission_id else 0
     report = report_of(error, rank=facts.rank, node=facts.node, incarnation=incarnation, step=beat.step if beat else -1)
-    write_report(attempt_folder(attempt) / "failures", report)
+    write_report(failures_folder(attempt), report)
     if conclude:
         finish(attempt, failed_result(attempt))
     return report
 
 
+def failures_folder(attempt: AttemptSpec) -> Path:
+    """Where the reports of the attempt's ranks are."""
+    return attempt_folder(attempt) / "failures"
+
+
+def incarnation_of(attempt: AttemptSpec) -> int:
+    """The newest incarnation that began, 0 if none did."""
+    marks = attempt_folder(attempt) / "incarnations"
+    return max(0, sum(1 for mark in marks.iterdir() if mark.name.isdigit()) - 1) if marks.is_dir() else 0
+
+
+def earlier_failure(attempt: AttemptSpec) -> FailureReport | None:
+    """Why the incarnation before failed; None for the first one."""
+    reports = read_reports(failures_folder(attempt))
+    newest = max((r.incarnation for r in reports), default=0)
+    return first_cause([r for r in reports if r.incarnation == newest])
+
+
+def read_result(attempt: AttemptSpec) -> AttemptResult | None:
+    """The attempt's result if it is stored."""
+    path = attempt_folder(attempt) / "result.json"
+    return AttemptResult.read(path) if path.exists() else None
+
+
 def failed_result(attempt: AttemptSpec, fallback: FailureReport | None = None) -> AttemptResult:
     """The result of a failed attempt, from the reports of its newest incarnation; `fallback` when no rank could report."""
-    reports = read_reports(attempt_folder(attempt) / "failures")
+    reports = read_reports(failures_folder(attempt))
     newest = max((r.incarnation for r in reports), default=0)
     cause = first_cause([r for r in reports if r.incarnation == newest]) or fallback
     beat = last_heartbeat(attempt, 0)

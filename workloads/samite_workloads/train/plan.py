@@ -10,6 +10,8 @@ from typing import Any
 
 from samite.errors import Problem, SpecError
 from samite.spec.attempt import AttemptSpec
+from samite_workloads.config import ModelConfig
+from samite_workloads.presets import preset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +69,7 @@ class TrainPlan:
 
     run_name: str
     seed: int
-    preset: str
-    overrides: Mapping[str, Any]
+    model: ModelConfig
     data_uri: str
     mixture: tuple[tuple[str, float], ...]
     shuffle_seed: int
@@ -100,13 +101,11 @@ def plan_of(attempt: AttemptSpec) -> TrainPlan:
     interval = spec["checkpoint"].get("interval", {})
     mixture = stage.data.get("mixture") or data.get("mixture", ())
     shuffle_seed = stage.data.get("shuffleSeed", data.get("shuffleSeed"))
-    router, detection = spec.get("router", {}), spec.get("detection", {})
-    overrides = {"balancing": router["balancing"]} if "balancing" in router else {}
+    detection = spec.get("detection", {})
     return TrainPlan(
         run_name=attempt.run["metadata"]["name"],
         seed=spec.get("seed", 0),
-        preset=spec["model"]["preset"],
-        overrides={**overrides, **spec["model"].get("overrides", {})},
+        model=_model(spec),
         data_uri=stage.data.get("uri") or data.get("uri", "builtin:quickstart"),
         mixture=tuple((entry["source"], float(entry["weight"])) for entry in mixture),
         shuffle_seed=spec.get("seed", 0) if shuffle_seed is None else shuffle_seed,
@@ -126,6 +125,15 @@ def plan_of(attempt: AttemptSpec) -> TrainPlan:
         straggler_steps=detection.get("straggler", {}).get("steps", 20),
         grad_norm_mads=detection.get("numeric", {}).get("gradNormMads", 6.0),
     )
+
+
+def _model(spec: Mapping[str, Any]) -> ModelConfig:
+    balancing = {"balancing": spec["router"]["balancing"]} if "balancing" in spec.get("router", {}) else {}
+    try:
+        return preset(spec["model"]["preset"], {**balancing, **spec["model"].get("overrides", {})})
+    except (TypeError, ValueError) as error:
+        problem = Problem(path="spec.model", wanted="a preset and overrides that fit together", found=str(error))
+        raise SpecError([problem], source="attempt.json") from error
 
 
 def _stage(index: int, document: Mapping[str, Any]) -> StagePlan:

@@ -1,7 +1,6 @@
-"""The seam between the loop and whatever started it: which rank am I, where do we meet, should I stop.
+"""The seam between the loop and whatever started it: which rank am I, and where do we meet. Everything else goes through files of the run folder.
 
-Three ways in, one loop: Ray Train (`ray_run.py`), `torchrun -m samite_workloads.entrypoint` for several ranks, and plain `python -m` for one.
-The Protocol exists because only the first of them may import Ray.
+Three ways in, one loop: Ray Train (`ray_worker.py`), `torchrun -m samite_workloads.entrypoint` for several ranks, and plain `python -m` for one.
 """
 
 import os
@@ -9,7 +8,6 @@ import platform
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from samite_workloads.parallel.group import Rendezvous, free_port
 
@@ -33,36 +31,12 @@ class RankFacts:
         return self.meeting.world_size
 
 
-class Starter(Protocol):
-    """What started the rank. Only what Ray Train does differently from torchrun stands here."""
-
-    @property
-    def facts(self) -> RankFacts:
-        """Rank, world and meeting point."""
-        ...
-
-    def asked_to_stop(self) -> bool:
-        """Whether the platform announced that this rank's node goes away: save and stop."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PlainStarter:
-    """Ranks started by hand or by torchrun; nobody announces anything to them."""
-
-    facts: RankFacts
-
-    def asked_to_stop(self) -> bool:
-        """Never: such a rank is stopped through the control folder or a signal."""
-        return False
-
-
-def plain_starter(environment: Mapping[str, str] = os.environ, *, device_type: str) -> PlainStarter:
+def plain_facts(environment: Mapping[str, str] = os.environ, *, device_type: str) -> RankFacts:
     """From torchrun's variables if they are set, else one rank alone. RANK without a meeting point raises ValueError."""
     node = environment.get("SAMITE_NODE") or platform.node() or "localhost"
     if "RANK" not in environment:
         meeting = Rendezvous(rank=0, world_size=1, local_rank=0, host="127.0.0.1", port=free_port(), node_address="127.0.0.1")
-        return PlainStarter(RankFacts(node=node, meeting=meeting, device_type=device_type))
+        return RankFacts(node=node, meeting=meeting, device_type=device_type)
     missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     if missing:
         raise ValueError(
@@ -78,7 +52,7 @@ def plain_starter(environment: Mapping[str, str] = os.environ, *, device_type: s
         port=port,
         node_address=environment.get("SAMITE_NODE_ADDRESS") or address_towards(host, port),
     )
-    return PlainStarter(RankFacts(node=node, meeting=meeting, device_type=device_type))
+    return RankFacts(node=node, meeting=meeting, device_type=device_type)
 
 
 def address_towards(host: str, port: int) -> str:

@@ -20,7 +20,7 @@ from samite_workloads.heartbeat import HeartbeatFile, dump_stacks_on_signal
 from samite_workloads.parallel.group import Groups, start_groups, stop_groups
 from samite_workloads.train.control import ControlFolder
 from samite_workloads.train.plan import TrainPlan
-from samite_workloads.train.ranks import RankFacts, Starter
+from samite_workloads.train.ranks import RankFacts
 
 
 @dataclass(kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class Session:
     """One rank's surroundings. `step_before` is the step the run had reached before this incarnation began, to count recomputed steps."""
 
     attempt: AttemptSpec
-    starter: Starter
+    facts: RankFacts
     groups: Groups
     heartbeat: HeartbeatFile
     telemetry: Telemetry
@@ -37,11 +37,6 @@ class Session:
     incarnation: int
     step_before: int
     began_s: float
-
-    @property
-    def facts(self) -> RankFacts:
-        """Who this rank is."""
-        return self.starter.facts
 
     @property
     def is_first(self) -> bool:
@@ -60,9 +55,9 @@ def attempt_folder(attempt: AttemptSpec) -> Path:
 
 
 @contextmanager
-def open_session(attempt: AttemptSpec, plan: TrainPlan, starter: Starter) -> Iterator[Session]:
+def open_session(attempt: AttemptSpec, plan: TrainPlan, facts: RankFacts) -> Iterator[Session]:
     """Join the other ranks; returns when all are here. The heartbeat says `starting` from the first moment."""
-    facts, run_folder = starter.facts, Path(attempt.run_folder)
+    run_folder = Path(attempt.run_folder)
     step_before = _step_before(run_folder) if facts.rank == 0 else 0
     heartbeat = HeartbeatFile(
         run_folder / "heartbeats", rank=facts.rank, node=facts.node, pid=os.getpid(), submission_id=attempt.submission_id
@@ -80,7 +75,7 @@ def open_session(attempt: AttemptSpec, plan: TrainPlan, starter: Starter) -> Ite
         faults.install(plan_of_faults)
         yield Session(
             attempt=attempt,
-            starter=starter,
+            facts=facts,
             groups=groups,
             heartbeat=heartbeat,
             telemetry=telemetry,

@@ -1,0 +1,117 @@
+"""The driver of a Ray job: a Ray Train worker group around the same loop, and the attempt's last word.
+
+    driver ── TorchTrainer.fit ── controller (actor) ── worker group ── run_worker on each rank ── train_stage
+                                     └─ a rank dies: all are stopped and started again, `worker_group_restarts` times (ladder level L1)
+
+Ray knows nothing of our checkpoints: `ray.train.report` is never called, because each call waits for a controller poll and because Ray's own
+snapshot file would refuse to start when one of them has been pruned. Every attempt has a run name and a storage folder of its own.
+"""
+
+import os
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.train import ScalingConfig, TrainingFailedError, UserCallback
+from ray.train.torch import TorchTrainer
+from ray.train.v2.api.config import FailureConfig, RunConfig
+
+from samite.spec.attempt import AttemptSpec, FailureReport
+from samite_workloads.train.failures import EXIT_DO_NOT_RESTART, EXIT_FAILED, write_report
+from samite_workloads.train.outcome import failed_result, failures_folder, finish, incarnation_of, read_result
+from samite_workloads.train.ray_worker import RendezvousConfig, run_worker
+
+CONTROLLER_SETTINGS = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "60",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "60",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+}
+"""Ray's defaults notice a dead worker after 2 s and a silent one after 600 s; ours are for people who wait. The environment wins over these."""
+
+
+def run_driver(attempt: AttemptSpec) -> int:
+    """Run the attempt on the Ray cluster this job was submitted to; returns the driver's exit code: 0, 1 or 93."""
+    for name, value in CONTROLLER_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        sys.stderr.write(
+            "--ray is for a Ray job: RAY_ADDRESS is not set. Submit this command to a cluster, or leave --ray out to train without Ray.\n"
+        )
+        return EXIT_DO_NOT_RESTART
+    ray.init(address=address, log_to_driver=True, configure_logging=False)
+    try:
+        _trainer(attempt).fit()
+    except TrainingFailedError as error:
+        traceback.print_exception(error)
+        return _failed(attempt, str(error))
+    finally:
+        ray.shutdown()
+    result = read_result(attempt)
+    return 0 if result is not None and result.outcome != "failed" else _failed(attempt, "the ranks ended without a result")
+
+
+def _trainer(attempt: AttemptSpec) -> TorchTrainer:
+    stage = attempt.run["spec"]["stages"][attempt.stage_index]
+    gpus = stage.get("gpusPerWorker", 0)
+    storage = Path(attempt.run_folder) / "attempts" / attempt.submission_id / "ray"
+    storage.mkdir(parents=True, exist_ok=True)
+    return TorchTrainer(
+        run_worker,
+        train_loop_config={"attempt": attempt.to_json()},
+        torch_config=RendezvousConfig(backend="nccl" if gpus else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=attempt.num_workers,
+            use_gpu=bool(gpus),
+            resources_per_worker={"CPU": 1, "GPU": 1} if gpus else {"CPU": 1},
+            placement_strategy="PACK" if gpus else "SPREAD",
+        ),
+        run_config=RunConfig(  # type: ignore[arg-type]  # Ray exports the v2 class under the v1 name only at run time
+            name=attempt.submission_id,
+            storage_path=str(storage),
+            failure_config=FailureConfig(max_failures=attempt.worker_group_restarts, controller_failure_limit=3),
+            callbacks=[ReportForTheDead(attempt.to_json())],
+        ),
+    )
+
+
+def _failed(attempt: AttemptSpec, message: str) -> int:
+    fallback = FailureReport(failure_class="infra", error_type="WorkerGroupFailed", message=message[:4000])
+    result = failed_result(attempt, fallback)
+    finish(attempt, result)
+    restartable = result.failure is None or result.failure.get("restartable", True)
+    return EXIT_FAILED if restartable else EXIT_DO_NOT_RESTART
+
+
+class ReportForTheDead(UserCallback):
+    """Runs in Ray's controller: writes the failure report of ranks that could not write their own, because they were killed."""
+
+    def __init__(self, attempt: str) -> None:
+        self._attempt = attempt
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
+        """One report for each rank without one; a report that is already there stays."""
+        attempt = AttemptSpec.from_json(self._attempt)
+        for rank, error in worker_exceptions.items():
+            report = FailureReport(
+                failure_class="infra",
+                error_type=type(error).__name__,
+                message=str(error)[:4000],
+                rank=rank,
+                incarnation=incarnation_of(attempt),
+            )
+            write_report(failures_folder(attempt), replace(report, **_where(attempt, rank)))
+
+
+def _where(attempt: AttemptSpec, rank: int) -> dict[str, Any]:
+    import time
+
+    from samite_workloads.train.outcome import last_heartbeat
+
+    beat = last_heartbeat(attempt, rank)
+    place = {"node": beat.node, "step": beat.step} if beat is not None and beat.submission_id == attempt.submission_id else {}
+    return {"time_unix_s": time.time(), **place}
