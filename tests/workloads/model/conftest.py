@@ -71,7 +71,7 @@ def make_model():
             generator = torch.Generator().manual_seed(seed + 1)
             with torch.no_grad():
                 for tensor in [*model.parameters(), *(router.e_score_correction_bias for router in model.router_layers())]:
-                    tensor += spread * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+                    tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=spread)
         return model
 
     return build
@@ -120,6 +120,7 @@ def relative():
     """Frobenius norm of the difference over that of the reference."""
 
     def error(found, wanted):
-        return float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-300))
+        found, wanted = found.detach().double(), wanted.detach().double()
+        return ((found - wanted).norm() / wanted.norm().clamp(min=1e-300)).item()
 
     return error

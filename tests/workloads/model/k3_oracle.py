@@ -5,6 +5,7 @@ the rest from keyword arguments, so that tests can pass wrong ones (mutations) a
 """
 
 import math
+from itertools import pairwise
 
 import torch
 
@@ -172,7 +173,7 @@ def decoder(batch, w, config, *, chosen=None):
     """Logits [T, V] and the choices by layer. `w` are released names; routing can be forced by layer."""
     w = {name.removeprefix("language_model."): value.double() for name, value in w.items()}
     bounds = batch.cu_seqlens_N1.tolist()
-    spans = [(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    spans = [(a, b) for a, b in pairwise(bounds) if b > a]
 
     def per_document(function, x):
         return torch.cat([function(x[a:b]) for a, b in spans])
