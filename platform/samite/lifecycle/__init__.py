@@ -34,7 +34,7 @@ from samite.lifecycle.actions import (
     Submit,
     VerifyCheckpoint,
 )
-from samite.lifecycle.decide import Decision, Event
+from samite.lifecycle.decide import Decision, Event, decide
 from samite.lifecycle.evidence import Evidence, FactClass, Source
 from samite.lifecycle.memory import Memory
 from samite.lifecycle.observed import (
@@ -113,4 +113,5 @@ __all__ = [
     "StorageObserved",
     "Submit",
     "VerifyCheckpoint",
+    "decide",
 ]

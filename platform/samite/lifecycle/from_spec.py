@@ -110,6 +110,7 @@ def _restart(restart: "RestartSpec") -> RestartPolicy:
             restart.level_timeouts.l3_seconds,
         ),
         no_progress_cycles=restart.no_progress_cycles,
+        forget_after_commits=restart.reset_after_checkpoints,
         on_exhausted=restart.on_exhausted,
         exit_codes=tuple(
             ExitCodeRule(codes=frozenset(rule.codes), action=rule.action, failure_class=FailureClass(rule.failure_class))

@@ -37,6 +37,12 @@ class AttemptMemory:
     """The dashboard has answered with a status at least once."""
     heartbeat_seen: bool = False
     incarnation: int = 0
+    handled: int = -1
+    """Failures of incarnations up to this one have been answered."""
+    asked_at_s: float = 0.0
+    """When `Submit` was last given."""
+    recompute_until: int = -1
+    """Steps up to this one had been finished before this attempt or incarnation began."""
     start_step: int = -1
     """First step number that this attempt reported; -1 before its first heartbeat."""
     start_stage_step: int = 0
@@ -88,7 +94,8 @@ class StageMemory:
     """One line for each check with its numbers; part of the hand-over."""
     handover_hash: str = ""
     """Hash of the committed hand-over that ended this stage."""
-    rolled_back: bool = False
+    rolled_back_attempt: int = 0
+    """Checkpoints of this stage by attempts up to this one are withdrawn, because its gate rolled it back; 0 if it never did."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,11 +146,15 @@ class RecoveryMemory:
     old_incarnation: int = 0
     ended: bool = False
     """The old submission is known to have ended."""
+    old_cluster: str = ""
     replace_nodes: tuple[str, ...] = ()
+    """Nodes to be exchanged although they look alive: evicted, or excluded."""
+    kill_ranks: tuple[int, ...] = ()
     by_request: bool = False
+    withheld: str = ""
+    """Which evidence is missing; told once."""
     alive_at_s: float | None = None
     """First heartbeat of the new attempt or incarnation."""
-    loading_at_s: float | None = None
     loaded_at_s: float | None = None
 
 
@@ -259,8 +270,13 @@ class Memory:
     handled_requests: tuple[str, ...] = ()
     suspicion: Suspicion | None = None
     pause: Pause | None = None
-    decay_acknowledged_step: int = -1
-    held_settled: bool = False
+    decay_acknowledged_stage: int = -1
+    """A person let this stage go on although its decay underflows."""
+    preempted: tuple[str, ...] = ()
+    """Nodes that had a preemption notice, newest last."""
+    attempt_ended_at_s: float = 0.0
+    stragglers: tuple[tuple[int, int], ...] = ()
+    """(rank, first step at which it was slow), at most 8."""
     ledger: Ledger = field(default_factory=Ledger)
 
     def to_json(self) -> str:

@@ -95,6 +95,8 @@ class RestartPolicy:
     in_place_restarts: int = 2
     """Most L1 restarts that one submission is given; what the budgets leave may be less."""
     no_progress_cycles: int = 3
+    forget_after_commits: int = 3
+    """Failures older than so many committed checkpoints no longer count as "the same again"."""
     on_exhausted: str = "Hold"
     exit_codes: tuple[ExitCodeRule, ...] = ()
     no_restart_code: int = 93
