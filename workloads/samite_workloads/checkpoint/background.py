@@ -16,7 +16,7 @@ from samite.checkpoint.catalog import Catalog
 from samite.checkpoint.commit import CommitRequest, announce_abort, announce_failure, arrivals, build_manifest, commit, move_hint
 from samite.checkpoint.layout import ABORTED, MANIFEST, checkpoint_key
 from samite.checkpoint.retention import carry_out, plan_for
-from samite.checkpoint.store import MissingKeyError, Store
+from samite.checkpoint.store import MissingKeyError, StorageFullError, Store
 from samite.checkpoint.store.retry import RetryingStore
 from samite.checkpoint.verify import Level
 from samite.errors import SamiteError, TemporaryError
@@ -163,7 +163,9 @@ class BackgroundSaver:
                 self._follow(job)
         except TemporaryError as error:
             self._last_error = str(error)
-            if isinstance(error, DeadlineExceededError) or time.monotonic() > job.deadline_s + (_GRACE_S if self._rank else 0):
+            if isinstance(error, DeadlineExceededError | StorageFullError) or time.monotonic() > job.deadline_s + (
+                _GRACE_S if self._rank else 0
+            ):
                 self._abandon(job, error)
         except SamiteError as error:
             self._abandon(job, error)
@@ -173,8 +175,8 @@ class BackgroundSaver:
     def _coordinate(self, job: SaveJob) -> None:
         """Rank 0: commit once everything is there."""
         request = job.request
-        self._check_deadline(job, "")
         if not job.uploaded.is_set():
+            self._check_deadline(job, "")
             return
         found = arrivals(self._store, request.checkpoint_id, request.world_size)
         if found.failed:

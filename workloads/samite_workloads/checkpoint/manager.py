@@ -40,6 +40,7 @@ from samite_workloads.checkpoint.results import (
     Committed,
     Health,
     Restored,
+    RestoreMismatchError,
     SaveFailedError,
     SaveFailure,
     SaveSkippedError,
@@ -174,11 +175,18 @@ class CheckpointManager:
         Raises on all ranks: CheckpointDamagedError (nothing usable left, or the named one is damaged), RestoreMismatchError (all differences at
         once; nothing overwritten), NotAllowedError, UnreachableError. A refusal is never taken for an empty store.
         """
-        store = RetryingStore(source or self._store, time.monotonic() + self._options.load_deadline_s)
+        shards, problem = [], ""
+        try:
+            shards = local_shards(tensors, rank=self._rank, world_size=self._world_size, targets=True)
+        except SamiteError as error:
+            problem = f"rank {self._rank}: {error}"
+        problems = [other for other in self._peers.gather(problem) if other]
+        if problems:
+            raise RestoreMismatchError("nothing was loaded: " + "; ".join(problems))
         return restore(
-            store,
+            RetryingStore(source or self._store, time.monotonic() + self._options.load_deadline_s),
             checkpoint_id,
-            local_shards(tensors, rank=self._rank, world_size=self._world_size, targets=True),
+            shards,
             peers=self._peers,
             rank=self._rank,
             own_epoch=self._session.epoch if own_first else None,

@@ -1,0 +1,220 @@
+"""What each rank does in the multi-process checkpoint tests. Started by the `ranks` fixture through runpy, with its facts as globals."""
+
+import contextlib
+import json
+import os
+import time
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from samite.checkpoint.store import StoreOptions, open_store
+from samite.checkpoint.store.faulty import Action, Fault, FaultyStore
+from samite.errors import SamiteError
+from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions
+
+RANK, WORLD, ARGUMENTS = globals()["RANK"], globals()["WORLD"], globals()["ARGUMENTS"]
+
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{globals()['RENDEZVOUS']}", rank=RANK, world_size=WORLD)
+
+
+def full_tensors() -> dict[str, torch.Tensor]:
+    """The same values on every rank and in every run."""
+    make = torch.Generator().manual_seed(7)
+    return {
+        "rows": torch.randn(10, 33, generator=make),
+        "one_row": torch.randn(1, 17, generator=make).bfloat16(),
+        "big": torch.randn(1500, 1111, generator=make),
+        "columns": torch.randn(7, 13, generator=make),
+        "both": torch.randn(9, 10, generator=make).half(),
+        "no_rows": torch.empty(0, 5),
+        "step": torch.tensor(41, dtype=torch.int64),
+        "flags": torch.rand(50, generator=make) > 0.5,
+        "replicated_big": torch.randn(900_001, generator=make),
+        "replicated_small": torch.randn(12, generator=make),
+    }
+
+
+def sharded(full: dict[str, torch.Tensor], size: int = WORLD) -> dict[str, torch.Tensor]:
+    """Several kinds of sharding of `full` over the first `size` ranks."""
+    mesh = meshes(size)[0]
+    result = dict(full)
+    for name in ("rows", "one_row", "big", "no_rows"):
+        result[name] = distribute_tensor(full[name], mesh, [Shard(0)])
+    result["columns"] = distribute_tensor(full["columns"], mesh, [Shard(1)])
+    if size == 4:
+        square = meshes(size)[1]
+        result["both"] = distribute_tensor(full["both"], square, [Replicate(), Shard(1)])
+        result["rows"] = distribute_tensor(full["rows"], square, [Shard(0), Shard(0)])
+    else:
+        result["both"] = distribute_tensor(full["both"], mesh, [Shard(0)])
+    return result
+
+
+@cache
+def meshes(size: int) -> list[DeviceMesh]:
+    """A line of the first `size` ranks, and of four also a square. All ranks must call it, as making groups is collective."""
+    line = DeviceMesh("cpu", list(range(size)))
+    return [line, DeviceMesh("cpu", [[0, 1], [2, 3]])] if size == 4 else [line]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def manager(uri: str, *, epoch: int = 1, store=None, world_size: int = WORLD, group=None, **options) -> CheckpointManager:
+    settings = {"store": StoreOptions(durable=False), "deadline_s": 20.0, "stall_s": 5.0, "probe": False, **options}
+    return CheckpointManager(
+        store or uri, run_uid="run", epoch=epoch, rank=RANK, world_size=world_size, group=group, options=CheckpointOptions(**settings)
+    )
+
+
+def save_and_leave(uri: str) -> dict:
+    saver = manager(uri)
+    saver.save(41, sharded(full_tensors()), {"cursor": 7})
+    commits = saver.wait(20)
+    saver.close()
+    return {"commits": [commit.checkpoint_id for commit in commits], "bytes": [commit.data_bytes for commit in commits]}
+
+
+def reshard_everywhere(uri: str) -> dict:
+    """Save with the first ARGUMENTS["writers"] ranks, load with the first 1, 2, 3 and 4 of this world."""
+    report: dict = {"loads": []}
+    for epoch, size in enumerate((ARGUMENTS["writers"], 1, 2, 3, 4)):
+        group = dist.new_group(list(range(size)), backend="gloo")
+        meshes(size)
+        if size <= RANK:
+            continue
+        saver = manager(uri, epoch=epoch, world_size=size, group=group)
+        expected = full_tensors()
+        if epoch == 0:
+            saver.save(41, sharded(expected, size), {"cursor": 7})
+            report["ids"] = [commit.checkpoint_id for commit in saver.wait(20)]
+        else:
+            targets = sharded({name: torch.zeros_like(tensor) for name, tensor in expected.items()}, size)
+            restored = saver.restore("latest", targets)
+            wrong = [name for name, tensor in targets.items() if not torch.equal(whole(tensor), expected[name])]
+            facts = (restored.step, restored.extra, restored.world_size, restored.checkpoint_id)
+            report["loads"].append([size, wrong, *facts])
+        saver.close()
+    return report
+
+
+def fsdp_round_trip(uri: str) -> dict:
+    """Uneven FSDP2 shards of parameters and optimizer state, saved at one world size and loaded at another."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(13, 7), torch.nn.Linear(7, 3, bias=False))
+    model[1].weight.requires_grad_(True)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    saver = manager(uri, epoch=ARGUMENTS["epoch"])
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    if ARGUMENTS["save"]:
+        saver.save(1, tensors)
+        saver.wait(20)
+    else:
+        with torch.no_grad():
+            for tensor in tensors.values():
+                tensor.zero_()
+        saver.restore("latest", tensors)
+    saver.close()
+    return {"sums": {name: whole(tensor).double().sum().item() for name, tensor in tensors.items()}}
+
+
+def differing_replicas(uri: str) -> dict:
+    saver = manager(uri)
+    saver.save(1, {"rng": torch.full((4,), float(RANK)), "same": torch.ones(3)})
+    with contextlib.suppress(SamiteError):
+        saver.wait(20)
+        return {"error": ""}
+    return {"error": "committed although replicas differ"} if saver.poll() else {"error": "refused"}
+
+
+def one_rank_cannot_write(uri: str) -> dict:
+    store = FaultyStore(open_store(uri, StoreOptions(durable=False)))
+    if RANK == 2:
+        store.add(Fault("put", "*/data/*", Action(ARGUMENTS["action"])))
+    saver, tensors = manager(uri, store=store, deadline_s=3.0), sharded(full_tensors())
+    began_s = time.monotonic()
+    saver.save(5, tensors)
+    steps, failure = 0, None
+    while failure is None and time.monotonic() - began_s < 20:
+        steps += 1
+        time.sleep(0.01)
+        failure = next(iter(saver.take_failures()), None)
+    seconds = time.monotonic() - began_s
+    store.clear()
+    saver.save(6, tensors)
+    commits = saver.wait(20)
+    return {"reason": failure and failure.reason, "seconds": seconds, "steps": steps, "next": [commit.step for commit in commits]}
+
+
+def ranks_skip_together(uri: str) -> dict:
+    store = FaultyStore(open_store(uri, StoreOptions(durable=False)))
+    if RANK == 1:
+        store.add(Fault("put", "*/data/*", Action.STALL))
+    saver = manager(uri, store=store, stall_s=0.2)
+    stalls = []
+    for step in (1, 2, 3):
+        began_s = time.monotonic()
+        saver.save(step, {"replicated": torch.full((3_000_000,), float(step))})
+        stalls.append(time.monotonic() - began_s)
+    skipped = [failure.step for failure in saver.take_failures()]
+    store.clear()
+    return {"skipped": skipped, "commits": sorted(commit.step for commit in saver.wait(20)), "stalls": stalls}
+
+
+def walk_back_together(uri: str) -> dict:
+    targets = sharded({name: torch.zeros_like(tensor) for name, tensor in full_tensors().items()})
+    restored = manager(uri, epoch=9).restore("latest", targets)
+    return {"id": restored.checkpoint_id, "step": restored.step, "walked": [one for one, _ in restored.walked_past]}
+
+
+def save_two(uri: str) -> dict:
+    saver = manager(uri)
+    for step in (1, 2):
+        saver.save(step, sharded(full_tensors()), {"cursor": step})
+    commits = saver.wait(20)
+    return {"ids": [commit.checkpoint_id for commit in sorted(commits, key=lambda commit: commit.step)]}
+
+
+def peer_dies(uri: str) -> dict:
+    store = FaultyStore(open_store(uri, StoreOptions(durable=False)))
+    if RANK == WORLD - 1:
+        store.add(Fault("put", "*/data/*", Action.KILL_BEFORE))
+    saver, tensors = manager(uri, store=store, deadline_s=2.0), sharded(full_tensors())
+    began_s = time.monotonic()
+    saver.save(5, tensors)
+    while not (failures := saver.take_failures()) and time.monotonic() - began_s < 20:
+        time.sleep(0.01)
+    return {"reason": failures[0].reason, "seconds": time.monotonic() - began_s}
+
+
+def mismatched_targets(uri: str) -> dict:
+    targets = sharded({name: torch.zeros_like(tensor) for name, tensor in full_tensors().items()})
+    del targets["flags"]
+    targets["one_row"] = torch.zeros(2, 17)
+    targets["unknown"] = torch.zeros(3)
+    error = ""
+    try:
+        manager(uri, epoch=2).restore("latest", targets)
+    except SamiteError as found:
+        error = str(found)
+    return {"error": error, "touched": [name for name, tensor in targets.items() if whole(tensor).any()]}
+
+
+answer = globals()[globals()["SCENARIO"]](ARGUMENTS.pop("uri"))
+Path(globals()["RESULT"]).write_text(json.dumps(answer))
+if globals()["SCENARIO"] != "peer_dies":
+    dist.destroy_process_group()
+else:
+    os._exit(0)
