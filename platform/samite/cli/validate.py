@@ -1,13 +1,17 @@
 """`samite validate`: every problem of a spec at once, each with its place and a way out."""
 
+import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samite.cli.output import OutputFormat, error, note, print_document, print_text
+from samite.cli.output import OutputFormat, error, note, one_line, print_document, print_text
 
 if TYPE_CHECKING:
     from samite.errors import SpecError
+
+WIDTH = 110
+"""Characters of an explanation in one line."""
 
 
 def register(app: typer.Typer) -> None:
@@ -68,23 +72,18 @@ def _load(file: str, sets: list[str]):  # type: ignore[no-untyped-def]  # noqa: 
 
 
 def format_problems(failure: "SpecError") -> str:
-    """All problems of one spec, as text: place and path on one line, what to do below it."""
+    """All problems of one spec, as text: place and path on one line, what was wanted, what was found, and what to do below it."""
+    source = one_line(failure.source)
     blocks = []
     for problem in failure.problems:
-        place = f"{failure.source}:{problem.line}" if problem.line else failure.source
-        indent = " " * (len(place) + 2)
-        head = f"{place}  {problem.path}" if problem.path else place
-        sentence = f"wanted {problem.wanted}; found {problem.found}"
-        blocks.append(
-            "\n".join([head, *(f"{indent}{line}" for line in _wrapped(sentence)), *(f"{indent}{line}" for line in _wrapped(problem.hint))])
-        )
-    return "\n".join([*blocks, str(failure)])
-
-
-def _wrapped(text: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False)
+        place = f"{source}:{problem.line}" if problem.line else source
+        head = f"{place}  {one_line(problem.path)}" if problem.path else place
+        # What was found stays in one piece, so that it can be searched for and copied; what was wanted is ours and may be long.
+        wanted, found = f"wanted {one_line(problem.wanted)};", f"found {one_line(problem.found)}"
+        says = [f"{wanted} {found}"] if len(wanted) + len(found) < WIDTH else [*textwrap.wrap(wanted, WIDTH, break_long_words=False), found]
+        hint = [one_line(problem.hint)] if problem.hint else []
+        blocks.append("\n".join([head, *(" " * (len(place) + 2) + line for line in [*says, *hint])]))
+    return "\n".join([*blocks, one_line(str(failure))])
 
 
 def _result(file: str, failure: "SpecError") -> dict[str, object]:

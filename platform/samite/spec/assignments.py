@@ -31,7 +31,7 @@ def _apply(tree: Tree, text: str) -> Problem | None:
     if not equals or path is None:
         # The value may be a secret: only the name is shown.
         return Problem(path=f"--set {name}", wanted=_WANTED, found=f'"{name}"' + (" before the =" if equals else " without ="))
-    value_tree = parse_yaml(value_text)
+    value_tree = parse_yaml(value_text, whole=False)
     if value_tree.problems:
         first = value_tree.problems[0]
         return Problem(

@@ -29,6 +29,8 @@ class FieldDoc:
     owner: type[BaseModel]
     type_text: str
     """For people: `integer, 1 to 64`, `one of Muon, AdamW`, `list of Stage, 1 to 16`."""
+    item_text: str
+    """The type of one item of a list; empty for other fields."""
     documentation: str
     required: bool
     default: Any
@@ -96,6 +98,7 @@ def _describe(owner: type[BaseModel], attribute: str, info: FieldInfo, text: str
         name=info.alias or attribute,
         owner=owner,
         type_text=shape.text,
+        item_text=shape.item,
         documentation=text,
         required=info.is_required(),
         default=_json_able(default),
@@ -116,6 +119,7 @@ def _json_able(value: Any) -> Any:
 class _Shape:
     text: str
     base: str
+    item: str = ""
     allowed: tuple[str, ...] = ()
     model: type[BaseModel] | None = None
 
@@ -135,7 +139,7 @@ def _shape(annotation: Any, metadata: tuple[Any, ...]) -> _Shape:
         items = [item for item in get_args(annotation) if item is not Ellipsis]
         item = _shape(items[0], ())
         text = f"list of {item.text}" if len(items) == 1 else f"list of {len(items)}: {item.text}"
-        return _Shape(text=_with(text, _range(bounds, "items")), base="list", allowed=item.allowed, model=item.model)
+        return _Shape(text=_with(text, _range(bounds, "items")), base="list", item=item.text, allowed=item.allowed, model=item.model)
     if origin is dict:
         return _Shape(text="mapping of text to text" if get_args(annotation)[1] is str else "mapping", base="mapping")
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

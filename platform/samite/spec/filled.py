@@ -24,8 +24,10 @@ def _filled(model: type[BaseModel], given: dict[str, Any], path: Path, bad: Set[
     result: dict[str, Any] = {}
     for name, doc in field_docs(model).items():
         here = (*path, name)
-        if name in given:
-            result[name] = None if here in bad else _value(doc, given[name], here, bad)
+        if here in bad and (name in given or not doc.required):
+            result[name] = None
+        elif name in given:
+            result[name] = _value(doc, given[name], here, bad)
         elif doc.default is not None:
             result[name] = copy.deepcopy(doc.default)
     return result

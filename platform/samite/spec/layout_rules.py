@@ -120,9 +120,11 @@ def _unit_rows(stage: Document) -> int:
 
 
 def _workers_hint(stage: Document, product: int, ranks: int) -> str:
+    """The next number of workers that a layout of `product` ranks divides."""
     gpus = max(stage.get("gpusPerWorker", 0), 1)
-    workers = lcm(product, gpus) // gpus
-    return f"write workers.min: {-(-ranks // gpus // workers) * workers or workers}, or make the layout smaller"
+    unit = lcm(product, gpus) // gpus
+    workers = -(-ranks // gpus // unit) * unit
+    return f"such as workers: {{min: {workers}, max: {max(workers, part(stage, 'workers', 'max') or 0)}}}, or make the layout smaller"
 
 
 _RANKS = "(self.workers.{end} * (self.gpusPerWorker > 0 ? self.gpusPerWorker : 1))"

@@ -67,11 +67,11 @@ def check_tree(tree: Tree, folder: Path) -> tuple[TrainingRun | None, list[Probl
     tree.value = _without_nulls(tree.value)
     if (problem := _other_kind(tree)) is not None:
         return None, [problem]
-    run, schema_problems = check_schema(tree)
-    filled = filled_document(tree.value, {path for path, _ in schema_problems})
+    verdict = check_schema(tree)
+    filled = filled_document(tree.value, verdict.bad)
     findings = [finding for _, finding in check_rules(filled)] + check_support(filled, folder)
-    problems = [*tree.problems, *(problem for _, problem in schema_problems), *_problems(findings, tree)]
-    return (None if problems or run is None else _with_absolute_paths(run, folder)), problems
+    problems = [*tree.problems, *verdict.problems, *_problems(findings, tree)]
+    return (None if problems or verdict.run is None else _with_absolute_paths(verdict.run, folder)), problems
 
 
 def _other_kind(tree: Tree) -> Problem | None:

@@ -1,6 +1,7 @@
 """pydantic's verdict on single fields, said in the words of the spec: what was wanted, what was found, and a computed way out."""
 
 import re
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -46,21 +47,32 @@ PATTERNS = {
 """What the regular expressions mean."""
 
 
-def check_schema(tree: Tree) -> tuple[TrainingRun | None, list[tuple[Path, Problem]]]:
-    """The run, or one problem for each field that is unknown, missing, or not what it must be, with its path."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchemaVerdict:
+    """What the models say about a document."""
+
+    run: TrainingRun | None
+    problems: tuple[Problem, ...] = ()
+    bad: frozenset[Path] = frozenset()
+    """Fields that were given, but wrong; misspelled ones included."""
+
+
+def check_schema(tree: Tree) -> SchemaVerdict:
+    """The run, or one problem for each field that is unknown, missing, or not what it must be."""
     try:
-        return TrainingRun.model_validate(tree.value, by_alias=True, by_name=False), []
+        return SchemaVerdict(run=TrainingRun.model_validate(tree.value, by_alias=True, by_name=False))
     except ValidationError as error:
-        found = [(tuple(e["loc"]), str(e["type"]), e["input"]) for e in error.errors(include_url=False)]
+        # A list with a bad item is not too short.
+        found = [e for e in error.errors(include_url=False) if not (e["type"] == "too_short" and e["input"])]
     meant = {
-        (*path[:-1], name) for path, kind, _ in found if kind == "extra_forbidden" if (name := _similar_key(str(path[-1]), _known_at(path)))
+        (*path[:-1], name)
+        for path in (tuple(e["loc"]) for e in found if e["type"] == "extra_forbidden")
+        if (name := _similar_key(str(path[-1]), _known_at(path)))
     }
-    return None, [
-        (path, _problem(tree, path, kind, value))
-        for path, kind, value in found
-        # A misspelled key is one mistake, not two; and a list with a bad item is not too short.
-        if not (kind == "missing" and path in meant) and not (kind == "too_short" and value)
-    ]
+    # A misspelled key is one mistake, not an unknown and a missing one.
+    told = [e for e in found if not (e["type"] == "missing" and tuple(e["loc"]) in meant)]
+    problems = tuple(_problem(tree, tuple(e["loc"]), str(e["type"]), e["input"], e.get("ctx", {})) for e in told)
+    return SchemaVerdict(run=None, problems=problems, bad=frozenset({tuple(e["loc"]) for e in found} | meant))
 
 
 def field_at(path: Path) -> FieldDoc | None:
@@ -92,7 +104,7 @@ def found_text(tree: Tree, path: Path, value: Any) -> str:
     return spelled if spelled == meaning else f"{spelled}, which means {meaning}"
 
 
-def _problem(tree: Tree, path: Path, kind: str, value: Any) -> Problem:
+def _problem(tree: Tree, path: Path, kind: str, value: Any, context: dict[str, Any]) -> Problem:
     doc = field_at(path)
     found = "nothing" if kind == "missing" else found_text(tree, path, value)
     hint = ""
@@ -101,15 +113,15 @@ def _problem(tree: Tree, path: Path, kind: str, value: Any) -> Problem:
     elif doc is None:
         wanted, hint = "text", _quote(tree, path, value)
     elif doc.model is not None and (isinstance(path[-1], int) or not doc.is_list):
-        wanted = f"a mapping with {', '.join(field_docs(doc.model))}"
+        wanted, hint = f"a mapping with {', '.join(field_docs(doc.model))}", _as_mapping(value, field_docs(doc.model))
     elif isinstance(path[-1], int):
-        wanted = with_article(doc.type_text.removeprefix("list of ").removeprefix("2: "))
+        wanted, hint = with_article(doc.item_text), _nearest_bound(context)
     else:
-        wanted, hint = with_article(doc.type_text), _way_out(tree, path, doc, kind, value)
+        wanted, hint = with_article(doc.type_text), _way_out(tree, path, doc, value) or _nearest_bound(context)
     if kind == "missing" and doc is not None:
-        hint = doc.documentation.partition(". ")[0]
-    elif kind == "string_pattern_mismatch":
-        wanted = PATTERNS[tuple(part for part in path if isinstance(part, str))]
+        hint = doc.documentation.partition(". ")[0].rstrip(".")
+    elif isinstance(value, str):
+        wanted = PATTERNS.get(tuple(part for part in path if isinstance(part, str)), wanted)
     elif kind in {"too_long", "too_short"}:
         found = f"{len(value)} items"
     if kind != "missing" and any(path[: len(written)] == written for written in tree.replaced):
@@ -123,7 +135,7 @@ def with_article(type_text: str) -> str:
     return f"an {type_text}" if first == "integer" else f"a {type_text}" if first in {"number", "list", "mapping"} else type_text
 
 
-def _way_out(tree: Tree, path: Path, doc: FieldDoc, kind: str, value: Any) -> str:
+def _way_out(tree: Tree, path: Path, doc: FieldDoc, value: Any) -> str:
     """The nearest valid value, if one can be computed."""
     if isinstance(value, str) and doc.base in {"integer", "number"}:
         return quantities.suggestion(value, field=doc.name, base=doc.base)
@@ -132,9 +144,12 @@ def _way_out(tree: Tree, path: Path, doc: FieldDoc, kind: str, value: Any) -> st
     if doc.allowed and isinstance(value, str):
         return _did_you_mean(value, doc.allowed)
     if doc.base == "text" and not isinstance(value, str | dict | list):
-        return f"write {doc.allowed[0]}" if len(doc.allowed) == 1 else _quote(tree, path, value)
+        return _closed_set(tree.spelled.get(path, str(value)), doc.allowed) if doc.allowed else _quote(tree, path, value)
     if doc.base == "integer" and isinstance(value, float):
         return f"nearest: {int(value)} or {int(value) + 1}"
+    if path[1:2] == ("env",) and isinstance(value, str):
+        proposal = re.sub(r"[^A-Za-z0-9_]+", "_", value).lstrip("0123456789").strip("_")
+        return f"such as {proposal}" if proposal and proposal != value else ""
     if doc.name == "name" and isinstance(value, str):
         proposal = re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-").lstrip("0123456789-")[:MAX_NAME_LENGTH].rstrip("-")
         return f"such as {proposal}" if proposal else ""
@@ -142,9 +157,33 @@ def _way_out(tree: Tree, path: Path, doc: FieldDoc, kind: str, value: Any) -> st
         return "begin each item with a dash"
     if doc.is_list and isinstance(value, str):
         return f"write [{value}]"
-    if kind in {"less_than_equal", "greater_than_equal", "less_than", "greater_than"}:
-        return f"`samite explain {dotted(tuple(part for part in path if isinstance(part, str)))}` says why"
     return ""
+
+
+def _nearest_bound(context: dict[str, Any]) -> str:
+    """The bound that was overstepped, if it is itself allowed."""
+    bounds = [context[key] for key in ("ge", "le") if key in context]
+    return f"nearest: {bounds[0]:g}" if bounds and abs(bounds[0]) < 1e6 else ""
+
+
+def _as_mapping(value: Any, known: dict[str, FieldDoc]) -> str:
+    """How to write a single value as the mapping it stands for, such as {preset: tiny}."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    if isinstance(value, str):
+        names = [name for name, doc in known.items() if value in doc.allowed or (name == "uri" and "://" in value)]
+    else:
+        names = [name for name, doc in known.items() if doc.base in {"integer", "number"}][:3]
+    return f"write {' or '.join(f'{{{name}: {value}}}' for name in names)}" if names else ""
+
+
+def _closed_set(spelled: str, allowed: tuple[str, ...]) -> str:
+    """For a word that YAML does not take for text, where one of a few words belongs."""
+    if spelled in allowed:
+        return f'write "{spelled}" in quotes'
+    if len(allowed) == 1:
+        return f"write {allowed[0]}"
+    return "did you mean None?" if spelled.lower() in {"off", "no", "false"} and "None" in allowed else ""
 
 
 def _quote(tree: Tree, path: Path, value: Any) -> str:

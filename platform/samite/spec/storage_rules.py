@@ -19,7 +19,8 @@ _USER_INFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@")
 
 def _uri_is_known(document: Document) -> Iterator[Finding]:
     uri = part(document, "spec", "checkpoint", "uri")
-    if isinstance(uri, str) and (problem := uri_problem(uri)) is not None:
+    # An address with a key in it has a message of its own, which does not repeat the key.
+    if isinstance(uri, str) and not _USER_INFO.match(uri) and (problem := uri_problem(uri)) is not None:
         yield Finding(path=("spec", "checkpoint", "uri"), wanted=problem[0], found=f'"{uri}"', hint=problem[1])
 
 
@@ -75,19 +76,20 @@ def _endpoint_is_encrypted(document: Document) -> Iterator[Finding]:
         return
     path = ("spec", "checkpoint", "endpoint")
     match = _ENDPOINT.fullmatch(endpoint)
-    if match is None:
-        hint = f"write https://{endpoint}" if "://" not in endpoint else _bare(endpoint)
+    if match is None and not _USER_INFO.match(endpoint):
+        hint = _bare(endpoint if "://" in endpoint else f"https://{endpoint}")
         yield Finding(path=path, wanted="https://, a host, perhaps a port, and nothing else", found=f'"{endpoint}"', hint=hint)
-    elif match["scheme"] == "http" and not insecure and not _LOOPBACK.fullmatch(match["host"]):
+    elif match is not None and match["scheme"] == "http" and not insecure and not _LOOPBACK.fullmatch(match["host"]):
         hint = f"write https://{endpoint.removeprefix('http://')}, or insecure: true for a test storage"
         yield Finding(path=path, wanted="https:// to another machine, unless checkpoint.insecure is true", found=f'"{endpoint}"', hint=hint)
 
 
 def _bare(endpoint: str) -> str:
-    """The endpoint without its path, if that is what is wrong."""
+    """The endpoint without its path, if that makes it right."""
     scheme, _, rest = endpoint.partition("://")
     bare = f"{scheme}://{rest.partition('/')[0]}"
-    return f"write {bare}; bucket and prefix belong into checkpoint.uri" if _ENDPOINT.fullmatch(bare) else ""
+    tail = "; bucket and prefix belong into checkpoint.uri" if "/" in rest else ""
+    return f"write {bare}{tail}" if _ENDPOINT.fullmatch(bare) else ""
 
 
 def _endpoint_needs_s3(document: Document) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 Unlike samite.spec.rules these are no part of the format: a later version lifts them, so they have no CEL text.
 """
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,9 @@ def _kinds(document: Document) -> Iterator[Finding]:
     for index, stage in stages(document):
         kind = stage.get("kind")
         if kind is not None and kind not in TRAINED_KINDS:
-            yield Finding(
-                path=("spec", "stages", index, "kind"), wanted=f"one of {', '.join(TRAINED_KINDS)}", found=f"{kind}, which is {_NOT_YET}"
-            )
+            wanted = f"one of {', '.join(TRAINED_KINDS)}"
+            path = ("spec", "stages", index, "kind")
+            yield Finding(path=path, wanted=wanted, found=f"{kind}, which is {_NOT_YET}", hint="remove this stage")
 
 
 def _layouts(document: Document) -> Iterator[Finding]:
@@ -54,10 +55,10 @@ def _layouts(document: Document) -> Iterator[Finding]:
             size = part(stage, "parallel", axis)
             if size is not None and size != 1:
                 path = ("spec", "stages", index, "parallel", axis)
-                hint = f"remove {axis}; parameters are sharded over the data ranks"
+                hint = f"remove {axis}: this version shards the parameters over data-parallel ranks"
                 yield Finding(
                     path=path,
-                    wanted="1: this version divides work over data-parallel ranks only",
+                    wanted="1",
                     found=f"{size}, which is {_NOT_YET}",
                     hint=hint,
                 )
@@ -140,19 +141,14 @@ def _kubernetes_only(document: Document) -> Iterator[Finding]:
             continue
         for key in ("secretKeyRef", "configMapKeyRef"):
             if key in source:
-                hint = f"write hostEnv: {variable.get('name')}, and export it before samite submit"
+                hint = f"write hostEnv: {variable.get('name') or 'NAME'}, and export it before samite submit"
                 place = ("spec", "env", index, "valueFrom", key)
                 yield Finding(path=place, wanted="hostEnv, because the engine is Local", found=f"{key}, which needs Kubernetes", hint=hint)
-        host = source.get("hostEnv")
-        if host is not None and host != variable.get("name"):
+        host, name = source.get("hostEnv"), variable.get("name")
+        if host is not None and name is not None and host != name:
             place = ("spec", "env", index, "valueFrom", "hostEnv")
             found = f"{host}; another name is {_NOT_YET}"
-            yield Finding(
-                path=path,
-                wanted=f"the variable's own name, {variable.get('name')}",
-                found=found,
-                hint=f"write hostEnv: {variable.get('name')}",
-            )
+            yield Finding(path=place, wanted=f"the variable's own name, {name}", found=found, hint=f"write hostEnv: {name}")
 
 
 def _corpora(document: Document, folder: Path) -> Iterator[Finding]:
@@ -184,12 +180,17 @@ def _corpus_problem(uri: str, folder: Path) -> tuple[str, str, str] | None:
         return None
     wanted = "the folder of a prepared corpus"
     if not path.exists():
-        return wanted, f"nothing at {path}", f"run: samite data prepare {path}; or write {QUICKSTART}"
+        return wanted, f"nothing at {path}", f"{_prepare(path)}; or write {QUICKSTART}"
     if not path.is_dir():
         return wanted, f"{path}, which is a file", f"name the folder that holds {CORPUS_FILE}"
     if not (path / CORPUS_FILE).is_file():
-        return wanted, f"{path}, which has no {CORPUS_FILE}", f"run: samite data prepare {path}"
+        return wanted, f"{path}, which has no {CORPUS_FILE}", _prepare(path)
     return None
+
+
+def _prepare(path: Path) -> str:
+    """The command that makes a corpus at `path`."""
+    return f"run: samite data prepare --out {shlex.quote(str(path))}"
 
 
 def local_path(uri: str, folder: Path) -> Path | None:

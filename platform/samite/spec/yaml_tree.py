@@ -48,12 +48,15 @@ def dotted(path: Path) -> str:
     return text
 
 
-def parse_yaml(text: str) -> Tree:
-    """Parse one YAML document. Never raises for bad input: `problems` says what is wrong with it, as many as can be told at once."""
+def parse_yaml(text: str, *, whole: bool = True) -> Tree:
+    """Parse one YAML document, or with `whole` false the value of an assignment.
+
+    Never raises for bad input: `problems` says what is wrong with it, as many as can be told at once.
+    """
     import yaml
 
     tree = Tree()
-    if text.lstrip()[:1] == "{" and (problem := _json_problem(text)) is not None:
+    if whole and text.lstrip()[:1] == "{" and (problem := _json_problem(text)) is not None:
         tree.problems.append(problem)
         return tree
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

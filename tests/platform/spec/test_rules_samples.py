@@ -19,9 +19,9 @@ SCHEMA_SAYS_IT_TOO = {"name-fits-both-engines"}
 def broken_rules(file: Path) -> list[str]:
     tree = parse_yaml(file.read_text(encoding="utf-8"))
     assert tree.problems == []
-    _, problems = check_schema(tree)
+    problems = check_schema(tree).problems
     if file.name.partition(".")[0] not in SCHEMA_SAYS_IT_TOO:
-        assert problems == [], "a sample breaks a rule, not the schema"
+        assert problems == (), "a sample breaks a rule, not the schema"
     return sorted({rule.name for rule, _ in check_rules(filled_document(tree.value))})
 
 
