@@ -10,6 +10,7 @@
 // 2^(R_I - R_J), a power of two and therefore exact in bfloat16, applied as two factors so that neither flushes.
 
 #include "include/arguments.cuh"
+#include "include/decay.cuh"
 #include "include/registers.cuh"
 
 namespace kda {
@@ -37,110 +38,34 @@ struct PrepareShared {
 static_assert(sizeof(PrepareShared) <= 113 * 1024, "two blocks per multiprocessor");
 static_assert(kChunk * kInversePitch * 2 <= kTokenImageBytes, "the inverse replaces an operand");
 
-__device__ __forceinline__ int tile_pair(int row_tile, int column_tile) { return row_tile * (row_tile + 1) / 2 + column_tile; }
-
-__device__ __forceinline__ void load_tokens(PrepareShared& shared, const PrepareArguments& arguments, const Chunk& chunk, int head) {
-    const int64_t row_stride = static_cast<int64_t>(arguments.num_heads) * kDim;
-    const int64_t start = static_cast<int64_t>(chunk.first_token) * row_stride + static_cast<int64_t>(head) * kDim;
-    const __nv_bfloat16* sources[4] = {arguments.q, arguments.k, arguments.g, arguments.v};
-    unsigned char* targets[4] = {shared.q, shared.k, shared.g, shared.v};
-#pragma unroll
-    for (int tensor = 0; tensor < 4; ++tensor) {
-        const uint32_t target = ptx::shared_address(targets[tensor]);
-#pragma unroll
-        for (int n = 0; n < kChunk * 16 / kThreads; ++n) {
-            const int index = threadIdx.x + n * kThreads;
-            const int row = index >> 4, piece = index & 15;
-            const bool valid = row < chunk.rows;
-            const __nv_bfloat16* from = sources[tensor] + start + (valid ? row * row_stride : 0) + piece * 8;
-            ptx::copy_async_16(target + (piece >> 3) * kPanelBytes + piece_offset(row, piece & 7), from, valid);
-        }
-    }
-    ptx::copy_async_commit();
-}
-
-// 1 / |row| of q (times scale) and k, four threads a row.
-__device__ __forceinline__ void row_norms(PrepareShared& shared, float scale) {
-    const int row = threadIdx.x >> 2, quarter = threadIdx.x & 3;
-    float q_sum = 0.f, k_sum = 0.f;
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-        const uint32_t offset = (quarter >> 1) * kPanelBytes + piece_offset(row, (quarter & 1) * 4 + p);
-        const uint4 q = *reinterpret_cast<const uint4*>(shared.q + offset);
-        const uint4 k = *reinterpret_cast<const uint4*>(shared.k + offset);
-        const uint32_t qs[4] = {q.x, q.y, q.z, q.w}, ks[4] = {k.x, k.y, k.z, k.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            q_sum += ptx::low_bf16(qs[i]) * ptx::low_bf16(qs[i]) + ptx::high_bf16(qs[i]) * ptx::high_bf16(qs[i]);
-            k_sum += ptx::low_bf16(ks[i]) * ptx::low_bf16(ks[i]) + ptx::high_bf16(ks[i]) * ptx::high_bf16(ks[i]);
-        }
-    }
-#pragma unroll
-    for (int mask = 1; mask < 4; mask <<= 1) {
-        q_sum += __shfl_xor_sync(~0u, q_sum, mask);
-        k_sum += __shfl_xor_sync(~0u, k_sum, mask);
-    }
-    if (quarter == 0) {
-        shared.q_norm[row] = rsqrtf(q_sum + kNormEpsilon) * scale;
-        shared.k_norm[row] = rsqrtf(k_sum + kNormEpsilon);
-    }
-}
-
 // Turns the raw tile into operands, in place. A thread owns two channels of one 16-row tile.
 __device__ __forceinline__ void scale_by_decay(PrepareShared& shared, const PrepareArguments& arguments, const Chunk& chunk, int head,
                                                int64_t tile) {
     const int pair = threadIdx.x & 63, row_tile = threadIdx.x >> 6;
-    const float steepness = ptx::exp2_fast(fminf(arguments.a_log[head], 20.f) * kLog2E) * -kLog2E;
-    const float2 bias = *reinterpret_cast<const float2*>(arguments.dt_bias + static_cast<int64_t>(head) * kDim + pair * 2);
-    const float bound = arguments.lower_bound * kLog2E;
+    const Gate gate(arguments.a_log, arguments.dt_bias, arguments.lower_bound, head, pair);
     float fall[kTile][2];
-    float sum[2] = {0.f, 0.f};
-#pragma unroll
-    for (int r = 0; r < kTile; ++r) {
-        const int row = row_tile * kTile + r;
-        const uint32_t raw = *reinterpret_cast<const uint32_t*>(shared.g + element_offset(row, pair * 2));
-        const float z0 = ptx::exp2_fast(steepness * (ptx::low_bf16(raw) + bias.x));
-        const float z1 = ptx::exp2_fast(steepness * (ptx::high_bf16(raw) + bias.y));
-        const float live = row < chunk.rows ? bound : 0.f;
-        sum[0] += live * ptx::reciprocal_fast(1.f + z0);
-        sum[1] += live * ptx::reciprocal_fast(1.f + z1);
-        fall[r][0] = sum[0];
-        fall[r][1] = sum[1];
-    }
-    *reinterpret_cast<float2*>(&shared.tile_total[row_tile][pair * 2]) = make_float2(sum[0], sum[1]);
+    decay_within_tile(shared.g, gate, chunk.rows, row_tile, pair, fall, shared.tile_total);
     __syncthreads();
-
-    float anchor[2], offset[2], grow[2], half_keep[2];
-    float anchors[2][kNumTiles];
+    const PairAnchors at_tile(shared.tile_total, row_tile, pair);
+    float grow[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-        float before = 0.f, own = 0.f;
-#pragma unroll
-        for (int t = 0; t < kNumTiles; ++t) {
-            anchors[c][t] = rintf(before);
-            if (t == row_tile) own = before;
-            before += shared.tile_total[t][pair * 2 + c];
-        }
-        anchor[c] = rintf(own);
-        offset[c] = own - anchor[c];
-        grow[c] = ptx::exp2_fast(anchor[c]);
-        half_keep[c] = ptx::exp2_fast(0.5f * (before - anchor[c]));
-        if (row_tile == 0) arguments.keep[tile * kDim + pair * 2 + c] = ptx::exp2_fast(before);
+        grow[c] = ptx::exp2_fast(at_tile.own[c]);
+        if (row_tile == 0) arguments.keep[tile * kDim + pair * 2 + c] = ptx::exp2_fast(at_tile.total[c]);
     }
 #pragma unroll
     for (int t = 0; t < kNumTiles - 1; ++t) {
         if (t < row_tile) {
-            uint32_t first = 0, second = 0;
+            uint32_t factors[2] = {0, 0};
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const int distance = max(static_cast<int>(anchor[c] - anchors[c][t]), -252);
-                const int half = max(distance / 2, -126);
-                first |= static_cast<uint32_t>((half + 127) << 7) << (16 * c);
-                second |= static_cast<uint32_t>((distance - half + 127) << 7) << (16 * c);
+                const PowerPair power(at_tile.own[c] - at_tile.all[c][t]);
+                factors[0] |= power.first << (16 * c);
+                factors[1] |= power.second << (16 * c);
             }
             const int index = row_tile * (row_tile - 1) / 2 + t;
-            shared.between[index][0][pair] = first;
-            shared.between[index][1][pair] = second;
+            shared.between[index][0][pair] = factors[0];
+            shared.between[index][1][pair] = factors[1];
         }
     }
     unsigned char* q_grown = arguments.q_grown + tile * kTokenImageBytes;
@@ -151,15 +76,14 @@ __device__ __forceinline__ void scale_by_decay(PrepareShared& shared, const Prep
         const uint32_t at = element_offset(row, pair * 2);
         const uint32_t q_raw = *reinterpret_cast<const uint32_t*>(shared.q + at);
         const uint32_t k_raw = *reinterpret_cast<const uint32_t*>(shared.k + at);
-        const float q_norm = shared.q_norm[row], k_norm = shared.k_norm[row];
+        const float q_norm = shared.q_norm[row] * arguments.scale, k_norm = shared.k_norm[row];
         float q_row[2], k_row[2], k_column[2];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const float exponent = fall[r][c] + offset[c];
+            const float exponent = fall[r][c] + at_tile.offset[c];
             const float down = ptx::exp2_fast(exponent), up = ptx::exp2_fast(-exponent);
-            const float q = (c ? ptx::high_bf16(q_raw) : ptx::low_bf16(q_raw)) * q_norm;
+            q_row[c] = (c ? ptx::high_bf16(q_raw) : ptx::low_bf16(q_raw)) * q_norm * down;
             const float k = (c ? ptx::high_bf16(k_raw) : ptx::low_bf16(k_raw)) * k_norm;
-            q_row[c] = q * down;
             k_row[c] = k * down;
             k_column[c] = k * up;
         }
@@ -168,8 +92,8 @@ __device__ __forceinline__ void scale_by_decay(PrepareShared& shared, const Prep
         *reinterpret_cast<uint32_t*>(shared.g + at) = ptx::pack_bf16(k_column[0], k_column[1]);
         *reinterpret_cast<uint32_t*>(shared.k_grown + at) = ptx::pack_bf16(k_row[0] * grow[0], k_row[1] * grow[1]);
         *reinterpret_cast<uint32_t*>(q_grown + at) = ptx::pack_bf16(q_row[0] * grow[0], q_row[1] * grow[1]);
-        *reinterpret_cast<uint32_t*>(k_kept + at) =
-            ptx::pack_bf16(k_column[0] * half_keep[0] * half_keep[0], k_column[1] * half_keep[1] * half_keep[1]);
+        *reinterpret_cast<uint32_t*>(k_kept + at) = ptx::pack_bf16(k_column[0] * at_tile.half_keep[0] * at_tile.half_keep[0],
+                                                                   k_column[1] * at_tile.half_keep[1] * at_tile.half_keep[1]);
     }
 }
 
@@ -181,7 +105,7 @@ __device__ __forceinline__ void score_tiles(PrepareShared& shared) {
     for (int unit = warp; unit < 20; unit += kThreads / 32) {
         const int index = unit >> 1, column_half = unit & 1;
         const int row_tile = index < 1 ? 0 : index < 3 ? 1 : index < 6 ? 2 : 3;
-        const int column_tile = index - tile_pair(row_tile, 0);
+        const int column_tile = index - row_tile * (row_tile + 1) / 2;
         const bool diagonal = row_tile == column_tile;
         const int between = row_tile * (row_tile - 1) / 2 + column_tile;
         float kk[4] = {0.f, 0.f, 0.f, 0.f}, qk[4] = {0.f, 0.f, 0.f, 0.f};
@@ -323,21 +247,18 @@ __global__ void __launch_bounds__(kThreads, 2) prepare(const __grid_constant__ P
     const int head = static_cast<int>(tile % arguments.num_heads);
     const Chunk chunk = arguments.chunks[tile / arguments.num_heads];
 
-    load_tokens(shared, arguments, chunk, head);
-    if (threadIdx.x < kChunk) {
-        float beta = 0.f;
-        if (threadIdx.x < chunk.rows) {
-            const int64_t at = static_cast<int64_t>(chunk.first_token + threadIdx.x) * arguments.num_heads + head;
-            beta = 1.f / (1.f + ptx::exp2_fast(-kLog2E * __bfloat162float(arguments.beta[at])));
-        }
-        shared.beta[threadIdx.x] = beta;
-    }
+    load_tokens<kThreads>(shared.q, arguments.q, chunk, head, arguments.num_heads);
+    load_tokens<kThreads>(shared.k, arguments.k, chunk, head, arguments.num_heads);
+    load_tokens<kThreads>(shared.g, arguments.g, chunk, head, arguments.num_heads);
+    if (!Backward) load_tokens<kThreads>(shared.v, arguments.v, chunk, head, arguments.num_heads);
+    ptx::copy_async_commit();
+    if (threadIdx.x < kChunk) shared.beta[threadIdx.x] = write_strength(arguments.beta, chunk, head, arguments.num_heads, threadIdx.x);
     for (int i = threadIdx.x; i < kSquareImageBytes / 16; i += kThreads) {
         reinterpret_cast<uint4*>(shared.scores)[i] = make_uint4(0, 0, 0, 0);
     }
     ptx::copy_async_wait<0>();
     __syncthreads();
-    row_norms(shared, arguments.scale);
+    row_norms(shared.q, shared.k, shared.q_norm, shared.k_norm);
     scale_by_decay(shared, arguments, chunk, head, tile);
     __syncthreads();
     score_tiles(shared);

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from samite_kernels.kda import contract, dispatch
 from samite_kernels.kda.chunkwise import chunkwise_core
-from samite_kernels.kda.documents import Documents, find_documents
+from samite_kernels.kda.documents import Documents, check_cu_seqlens_form, find_documents
+from samite_kernels.kda.fla import chunk_kda_fla
 from samite_kernels.kda.gate import bounded_log_decay, compute_dtype, l2_normalize
+from samite_kernels.kda.sm90 import chunk_kda_sm90
 
 
-def chunk_kda(  # noqa: PLR0917
+def chunk_kda(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -47,10 +49,44 @@ def chunk_kda(  # noqa: PLR0917
     contract.check_lower_bound(lower_bound)
     contract.check_tensors(q, k, v, g, beta)
     contract.check_gate_parameters(A_log, dt_bias, num_heads=q.shape[2], key_dim=q.shape[3])
-    documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
-    contract.check_initial_state(initial_state, wanted=_state_shape(q, v, documents), device=q.device)
+    if cu_seqlens is not None:
+        check_cu_seqlens_form(cu_seqlens, batch=q.shape[0])
+    num_documents = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    contract.check_initial_state(initial_state, wanted=(num_documents, q.shape[2], q.shape[3], v.shape[3]), device=q.device)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    dispatch.explain(q, v, lower_bound=lower_bound, backend=backend)
+    choice = dispatch.explain(q, v, lower_bound=lower_bound, backend=backend)
+    run = {"sm90": chunk_kda_sm90, "fla": chunk_kda_fla, "reference": _chunk_kda_reference}[choice.backend]
+    o, final_state = run(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        A_log,
+        dt_bias,
+        scale=scale,
+        lower_bound=lower_bound,
+        cu_seqlens=cu_seqlens,
+        initial_state=initial_state,
+    )
+    return o, final_state if output_final_state else None
+
+
+def _chunk_kda_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    *,
+    scale: float,
+    lower_bound: float,
+    cu_seqlens: Tensor | None,
+    initial_state: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
     dtype = compute_dtype(q, k, v, g, beta, initial_state)
     o, final_state = _on_tokens(
         l2_normalize(q.to(dtype)),
@@ -62,7 +98,7 @@ def chunk_kda(  # noqa: PLR0917
         documents=documents,
         initial_state=initial_state,
     )
-    return o.to(v.dtype), final_state if output_final_state else None
+    return o.to(v.dtype), final_state
 
 
 def chunk_kda_core(

@@ -96,7 +96,7 @@ def _solve(score_kk: Tensor, beta: Tensor, v: Tensor, k_grown: Tensor, *, rounde
     return rounded(inverse_beta @ v), rounded(inverse_beta @ k_grown)
 
 
-def _scan(  # noqa: PLR0917
+def _scan(
     u: Tensor,
     w: Tensor,
     k_kept: Tensor,

@@ -13,7 +13,7 @@ from samite_kernels.kda.documents import find_documents
 from samite_kernels.kda.gate import bounded_log_decay, compute_dtype, l2_normalize
 
 
-def segment_map(  # noqa: PLR0917
+def segment_map(
     k: Tensor,
     v: Tensor,
     g: Tensor,

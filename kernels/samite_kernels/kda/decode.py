@@ -8,7 +8,7 @@ from samite_kernels.kda.gate import bounded_log_decay, compute_dtype, l2_normali
 from samite_kernels.kda.reference import recurrent_core
 
 
-def recurrent_kda(  # noqa: PLR0917
+def recurrent_kda(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -55,7 +55,7 @@ class DecayCounts:
     nonfinite_operands: Tensor
 
 
-def decay_counts(  # noqa: PLR0917
+def decay_counts(
     q: Tensor,
     k: Tensor,
     g: Tensor,

@@ -43,11 +43,20 @@ ReverseScanArguments = _block(
     "minus_w q_grown k_kept scores keep chunks first_chunk d_o d_final_state d_initial_state d_states d_v_new",
     "num_documents num_heads",
 )
+GradientArguments = _block(
+    "GradientArguments",
+    "q k v g beta a_log dt_bias chunks d_o states d_states v_new d_v_new inverse d_q d_k d_v d_g d_beta d_a_log_parts d_dt_bias_parts",
+    "num_chunks num_heads",
+    "scale lower_bound",
+)
+ReduceArguments = _block("ReduceArguments", "d_a_log_parts d_dt_bias_parts d_a_log d_dt_bias", "num_chunks num_heads")
 
 prepare_forward = declare("sm90_kda_prepare_forward")
 prepare_backward = declare("sm90_kda_prepare_backward")
 scan = declare("sm90_kda_scan")
 reverse_scan = declare("sm90_kda_reverse_scan")
+gradient = declare("sm90_kda_gradient")
+reduce = declare("sm90_kda_reduce")
 
 
 class ChunkTable:
@@ -73,7 +82,9 @@ def chunk_table(documents: Documents, device: torch.device) -> ChunkTable:
     return ChunkTable(documents, device)
 
 
-def fill(block: type[ctypes.Structure], tensors: Mapping[str, Tensor | None], **numbers: float) -> ctypes.Structure:
-    """An argument block from tensors by field name; absent pointers are null."""
-    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+def fill(block: type[ctypes.Structure], *tensors: Mapping[str, Tensor | None], **numbers: float) -> ctypes.Structure:
+    """An argument block from tensors by field name, of which it takes those that it has; absent pointers are null."""
+    wanted = {name for name, _ in block._fields_}
+    given = {name: tensor for group in tensors for name, tensor in group.items() if name in wanted and tensor is not None}
+    pointers = {name: tensor.data_ptr() for name, tensor in given.items()}
     return block(**pointers, **numbers)

@@ -63,4 +63,41 @@ struct ReverseScanArguments {
     int32_t num_heads;
 };
 
+struct GradientArguments {
+    const __nv_bfloat16* q;
+    const __nv_bfloat16* k;
+    const __nv_bfloat16* v;
+    const __nv_bfloat16* g;
+    const __nv_bfloat16* beta;
+    const float* a_log;
+    const float* dt_bias;
+    const Chunk* chunks;
+    const __nv_bfloat16* d_o;
+    const unsigned char* states;
+    const unsigned char* d_states;
+    const unsigned char* v_new;
+    const unsigned char* d_v_new;
+    const unsigned char* inverse;
+    __nv_bfloat16* d_q;
+    __nv_bfloat16* d_k;
+    __nv_bfloat16* d_v;
+    __nv_bfloat16* d_g;
+    __nv_bfloat16* d_beta;
+    float* d_a_log_parts;    // [1] per tile
+    float* d_dt_bias_parts;  // [128] per tile
+    int32_t num_chunks;
+    int32_t num_heads;
+    float scale;
+    float lower_bound;
+};
+
+struct ReduceArguments {
+    const float* d_a_log_parts;
+    const float* d_dt_bias_parts;
+    float* d_a_log;          // [heads]
+    float* d_dt_bias;        // [heads, 128]
+    int32_t num_chunks;
+    int32_t num_heads;
+};
+
 }  // namespace kda

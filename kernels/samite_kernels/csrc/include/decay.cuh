@@ -1,0 +1,133 @@
+// From raw q, k, g, beta of one chunk in shared memory to norms, log-decays and the anchors of the score tiles. 256 threads a chunk.
+//
+// G is the cumulative log2-decay of the chunk and R_I the integer nearest to G just before tile I. A row of tile I carries
+// 2^(G - R_I), a column 2^(R_I - G): with the bound of -5 both stay within 2^+-116. Between tiles I > J the columns of J are scaled by
+// 2^(R_I - R_J), a power of two and therefore exact in bfloat16, applied as two factors so that neither flushes.
+#pragma once
+
+#include "layout.cuh"
+
+namespace kda {
+
+// Starts the copy of one tensor's rows [64, 128] into a token image; rows past the end become zero.
+template <int Threads>
+__device__ __forceinline__ void load_tokens(unsigned char* image, const __nv_bfloat16* tokens, const Chunk& chunk, int head, int num_heads) {
+    const int64_t row_stride = static_cast<int64_t>(num_heads) * kDim;
+    const __nv_bfloat16* start = tokens + static_cast<int64_t>(chunk.first_token) * row_stride + static_cast<int64_t>(head) * kDim;
+    const uint32_t target = ptx::shared_address(image);
+#pragma unroll
+    for (int n = 0; n < kChunk * 16 / Threads; ++n) {
+        const int index = threadIdx.x + n * Threads;
+        const int row = index >> 4, piece = index & 15;
+        const bool valid = row < chunk.rows;
+        ptx::copy_async_16(target + (piece >> 3) * kPanelBytes + piece_offset(row, piece & 7),
+                           start + (valid ? row * row_stride : 0) + piece * 8, valid);
+    }
+}
+
+__device__ __forceinline__ float write_strength(const __nv_bfloat16* beta, const Chunk& chunk, int head, int num_heads, int row) {
+    if (row >= chunk.rows) return 0.f;
+    const float logit = __bfloat162float(beta[static_cast<int64_t>(chunk.first_token + row) * num_heads + head]);
+    return 1.f / (1.f + ptx::exp2_fast(-kLog2E * logit));
+}
+
+// 1 / |row| of q and k, four threads a row.
+__device__ __forceinline__ void row_norms(const unsigned char* q_image, const unsigned char* k_image, float* q_norm, float* k_norm) {
+    const int row = threadIdx.x >> 2, quarter = threadIdx.x & 3;
+    float q_sum = 0.f, k_sum = 0.f;
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+        const uint32_t offset = (quarter >> 1) * kPanelBytes + piece_offset(row, (quarter & 1) * 4 + p);
+        const uint4 q = *reinterpret_cast<const uint4*>(q_image + offset);
+        const uint4 k = *reinterpret_cast<const uint4*>(k_image + offset);
+        const uint32_t qs[4] = {q.x, q.y, q.z, q.w}, ks[4] = {k.x, k.y, k.z, k.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            q_sum += ptx::low_bf16(qs[i]) * ptx::low_bf16(qs[i]) + ptx::high_bf16(qs[i]) * ptx::high_bf16(qs[i]);
+            k_sum += ptx::low_bf16(ks[i]) * ptx::low_bf16(ks[i]) + ptx::high_bf16(ks[i]) * ptx::high_bf16(ks[i]);
+        }
+    }
+#pragma unroll
+    for (int mask = 1; mask < 4; mask <<= 1) {
+        q_sum += __shfl_xor_sync(~0u, q_sum, mask);
+        k_sum += __shfl_xor_sync(~0u, k_sum, mask);
+    }
+    if (quarter == 0) {
+        q_norm[row] = rsqrtf(q_sum + kNormEpsilon);
+        k_norm[row] = rsqrtf(k_sum + kNormEpsilon);
+    }
+}
+
+// The gate of two neighbouring channels: log2-decay = bound * log2(e) * sigmoid(steepness * (g + bias)).
+struct Gate {
+    float steepness;
+    float bound;
+    float2 bias;
+
+    __device__ __forceinline__ Gate(const float* a_log, const float* dt_bias, float lower_bound, int head, int pair)
+        : steepness(ptx::exp2_fast(fminf(a_log[head], 20.f) * kLog2E)),
+          bound(lower_bound),
+          bias(*reinterpret_cast<const float2*>(dt_bias + static_cast<int64_t>(head) * kDim + pair * 2)) {}
+
+    __device__ __forceinline__ float sigmoid(float pre_activation) const {
+        return ptx::reciprocal_fast(1.f + ptx::exp2_fast(-kLog2E * steepness * pre_activation));
+    }
+};
+
+// Running log2-decay of two channels within one tile, and the tile's total to `tile_total`.
+__device__ __forceinline__ void decay_within_tile(const unsigned char* g_image, const Gate& gate, int rows, int row_tile, int pair,
+                                                  float (&fall)[kTile][2], float (*tile_total)[kDim]) {
+    float sum[2] = {0.f, 0.f};
+#pragma unroll
+    for (int r = 0; r < kTile; ++r) {
+        const int row = row_tile * kTile + r;
+        const uint32_t raw = *reinterpret_cast<const uint32_t*>(g_image + element_offset(row, pair * 2));
+        const float bound = row < rows ? gate.bound * kLog2E : 0.f;
+        sum[0] += bound * gate.sigmoid(ptx::low_bf16(raw) + gate.bias.x);
+        sum[1] += bound * gate.sigmoid(ptx::high_bf16(raw) + gate.bias.y);
+        fall[r][0] = sum[0];
+        fall[r][1] = sum[1];
+    }
+    *reinterpret_cast<float2*>(&tile_total[row_tile][pair * 2]) = make_float2(sum[0], sum[1]);
+}
+
+// Anchors of two channels, from the totals of all tiles.
+struct PairAnchors {
+    float all[2][kNumTiles];  // R of every tile
+    float own[2];             // R of this tile
+    float offset[2];          // G just before the tile, minus R
+    float total[2];           // G of the chunk's last row
+    float half_keep[2];       // 2^((total - R) / 2): squared, it takes a column 2^(R - G) to 2^(total - G) without a flush between
+
+    __device__ __forceinline__ PairAnchors(const float (*tile_total)[kDim], int row_tile, int pair) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            float before = 0.f, mine = 0.f;
+#pragma unroll
+            for (int t = 0; t < kNumTiles; ++t) {
+                all[c][t] = rintf(before);
+                if (t == row_tile) mine = before;
+                before += tile_total[t][pair * 2 + c];
+            }
+            own[c] = rintf(mine);
+            offset[c] = mine - own[c];
+            total[c] = before;
+            half_keep[c] = ptx::exp2_fast(0.5f * (before - own[c]));
+        }
+    }
+};
+
+// 2^distance, distance an integer <= 0, as the bits of two bfloat16 factors.
+struct PowerPair {
+    uint32_t first;
+    uint32_t second;
+
+    __device__ __forceinline__ explicit PowerPair(float distance) {
+        const int whole = max(static_cast<int>(distance), -252);
+        const int half = max(whole / 2, -126);
+        first = static_cast<uint32_t>((half + 127) << 7);
+        second = static_cast<uint32_t>((whole - half + 127) << 7);
+    }
+};
+
+}  // namespace kda
