@@ -14,10 +14,9 @@ import typer
 COMMAND_MODULES = (
     "submit",
     "runs",
-    "watch",
     "logs",
+    "event_lines",
     "lifecycle",
-    "checkpoints",
     "data",
     "chaos",
     "validate",

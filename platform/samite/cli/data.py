@@ -224,3 +224,22 @@ def _progress() -> _Progress:
         sys.stderr.flush()
 
     return _Progress(write, live=sys.stderr.isatty())
+
+
+def prepare_builtin(uri: str) -> Path:
+    """Make the built-in corpus `uri` below SAMITE_HOME, with progress, unless it is there; returns its folder. UsageError for an unknown one."""
+    from samite.errors import UsageError
+    from samite.settings import Settings
+
+    if uri != "builtin:quickstart":
+        raise UsageError(f"data.uri {uri!r}: the only built-in corpus is builtin:quickstart; or give the folder of a prepared one")
+    folder = Settings.from_environment().home / "data" / "quickstart"
+    if (folder / _MANIFEST).is_file():
+        return folder
+    note("preparing the built-in corpus: this machine's Python sources and texts, and handwritten digits with captions")
+    progress = _progress()
+    try:
+        _workload("prepare").prepare_quickstart(folder, progress=progress)
+    finally:
+        progress.done()
+    return folder

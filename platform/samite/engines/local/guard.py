@@ -1,4 +1,4 @@
-"""The guard of one Ray node: starts it, and ends its whole process group when the run's supervisor is gone for good.
+"""The guard of one Ray node: starts it, and ends the whole node when the run's supervisor is gone for good.
 
 Runs as the leader of the node's process group: `python -m samite.engines.local.guard --folder RUN --grace 60 -- ray start ...`.
 A supervisor may crash and be revived, so a node outlives it for `--grace` seconds. It is gone for good if its lock is free *and* its beat
@@ -14,6 +14,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from samite.engines.local import processes
+from samite.engines.local.folder import lock_is_held
 
 PERIOD_S = 1.0
 
@@ -34,15 +37,19 @@ def main(arguments: list[str] | None = None) -> int:
     node = subprocess.Popen(options.command)
     while node.poll() is None:
         if watch.supervisor_is_gone(time.monotonic()):
-            sys.stderr.write(f"guard: no supervisor for {options.grace:.0f} s; this node ends\n")
-            sys.stderr.flush()
-            os.killpg(os.getpgrp(), signal.SIGKILL)
+            end_node(f"no supervisor for {options.grace:.0f} s; this node ends")
         time.sleep(PERIOD_S)
     # Ray leaves helpers behind when its main process dies alone; a node is whole or gone.
-    sys.stderr.write(f"guard: the node ended with {node.returncode}; ending its process group\n")
-    sys.stderr.flush()
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    end_node(f"the node ended with {node.returncode}; ending the rest of it")
     return 1
+
+
+def end_node(reason: str) -> None:
+    """Kill everything of this node, this process last."""
+    sys.stderr.write(f"guard: {reason}\n")
+    sys.stderr.flush()
+    processes.sweep(os.environ.get(processes.RUN_UID_VARIABLE, ""), node=os.environ.get(processes.NODE_VARIABLE, ""))
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def port_accepts(port: int) -> bool:
@@ -66,8 +73,6 @@ class SupervisorWatch:
 
     def supervisor_is_gone(self, now_s: float) -> bool:
         """True if the beat has not changed for the grace period and nobody holds the lock. `now_s` is monotonic."""
-        from samite.engines.local.folder import lock_is_held
-
         beat = self._read_beat()
         if beat is not None and beat != self._seen:
             self._seen, self._seen_at = beat, now_s

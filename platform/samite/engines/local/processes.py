@@ -1,7 +1,8 @@
 """Processes of a run, from /proc: start in an own group, tell whether alive, measure activity, kill, sweep orphans.
 
 A process is never known by its number alone: numbers are reused, so each is remembered with its start time, and every process of a run
-carries `SAMITE_RUN_UID` in its environment, which is what the orphan sweep goes by.
+carries `SAMITE_RUN_UID` in its environment and the name of its node in `SAMITE_NODE`: Ray starts drivers in
+sessions of their own, so a process group alone is not the whole node.
 """
 
 import os
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RUN_UID_VARIABLE = "SAMITE_RUN_UID"
+NODE_VARIABLE = "SAMITE_NODE"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -70,8 +72,8 @@ def activity(pid: int) -> Activity | None:
     return Activity(cpu_s=stat.cpu_ticks / _TICKS_PER_S, stopped=stat.state in "Tt")
 
 
-def kill_group(leader: ProcessId) -> None:
-    """SIGKILL the whole group of `leader`: a power cut. A group that is gone already is no error."""
+def kill_node(leader: ProcessId, *, run_uid: str, node: str) -> None:
+    """SIGKILL the whole group of `leader`, and what left that group but carries the node's mark: a power cut. Gone already is no error."""
     if is_alive(leader) or group_members(leader.pid):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader.pid, signal.SIGKILL)
@@ -79,6 +81,7 @@ def kill_group(leader: ProcessId) -> None:
     if child is not None:
         with suppress(subprocess.TimeoutExpired):
             child.wait(timeout=5)
+    sweep(run_uid, node=node)
 
 
 def group_members(group: int) -> list[int]:
@@ -86,32 +89,38 @@ def group_members(group: int) -> list[int]:
     return [pid for pid, stat in _all_stats() if stat.group == group and stat.state not in "ZX"]
 
 
-def processes_of_run(run_uid: str) -> list[int]:
-    """Living processes that carry this run's uid in their environment, this process excepted."""
+def processes_of_run(run_uid: str) -> dict[int, str]:
+    """Living processes that carry this run's uid in their environment, this one excepted: number -> name of the node they belong to."""
     mark = f"{RUN_UID_VARIABLE}={run_uid}".encode()
-    found = []
+    node_key = f"{NODE_VARIABLE}=".encode()
+    found = {}
     for pid, stat in _all_stats():
         if pid == os.getpid() or stat.state in "ZX":
             continue
         with suppress(OSError):
-            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.append(pid)
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if mark in variables:
+                node = next((variable for variable in variables if variable.startswith(node_key)), node_key)
+                found[pid] = node[len(node_key) :].decode(errors="replace")
     return found
 
 
-def sweep(run_uid: str, *, spare: Sequence[int] = (), patience_s: float = 5.0) -> int:
-    """SIGKILL every process of the run but those in `spare`; returns how many there were. Repeats until none is left or `patience_s` is over."""
+def sweep(run_uid: str, *, node: str | None = None, spare_nodes: Sequence[str] = (), patience_s: float = 5.0) -> int:
+    """SIGKILL every process of the run (of `node` only, if given) but those of `spare_nodes`; returns how many there were.
+
+    Repeats until none is left or `patience_s` is over, because a dying process may still fork.
+    """
     deadline = time.monotonic() + patience_s
     killed: set[int] = set()
     while True:
-        rest = [pid for pid in processes_of_run(run_uid) if pid not in spare]
+        rest = [pid for pid, name in processes_of_run(run_uid).items() if name not in spare_nodes and node in {None, name}]
         for pid in rest:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         killed.update(rest)
         if not rest or time.monotonic() > deadline:
             return len(killed)
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,8 +26,8 @@ from samite.engines.ray_jobs import RayJobs
 from samite.errors import ConflictError, SamiteError
 
 HEAD = "head"
-MAX_TEMPORARY_PATH = 40
-"""Longest temporary folder for which Ray's socket paths stay below the 107 bytes that the kernel allows."""
+MAX_TEMPORARY_BASE = 20
+"""Longest folder to put ours in: `/smt-12345678/node-123/session_<40 characters>/sockets/plasma_store` follows, and a socket's path has 107 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,27 +41,36 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """What `cluster.json` remembers. `generation` grows with each new head (ladder level L3)."""
+    """What `cluster.json` remembers. A cluster keeps its id for life; a new head is a new cluster (ladder level L3)."""
 
-    generation: int
+    cluster_id: str
     gcs_port: int
     dashboard_port: int
     temporary_folder: str
     boot_id: str
     nodes_made: int = 0
-    """Worker nodes ever made in this generation: names and addresses are never used twice."""
+    """Worker nodes ever made in this cluster: an address is never used twice."""
     nodes: tuple[Node, ...] = field(default=())
-    """The head first, then the workers that are meant to be alive."""
+    """The head first, then the workers. Dead ones stay until they are removed: that they were meant to live is what makes them lost."""
 
 
 class RayNodes:
     """The nodes of one run. Every change is written to `cluster.json` before the next one is made."""
 
-    def __init__(self, folder: RunFolder, *, run_uid: str, gpus_per_node: int = 0, grace_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        run_uid: str,
+        gpus_per_node: int = 0,
+        grace_s: float = 60.0,
+        extra_environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._folder = folder
         self._run_uid = run_uid
         self._gpus_per_node = gpus_per_node
         self._grace_s = grace_s
+        self._extra_environment = dict(extra_environment or {})
         self.cluster: Cluster | None = self._load()
 
     # What is
@@ -86,46 +95,47 @@ class RayNodes:
 
     # What is to be
 
-    def start(self, num_workers: int) -> None:
-        """Start a new head and `num_workers` worker nodes; returns at once. Anything of an older cluster is ended first."""
-        generation = self.cluster.generation + 1 if self.cluster else 1
-        self.stop()
-        gcs_port, dashboard_port, client_port = _free_ports(3)
-        self._write_token()
-        self._save(
-            Cluster(
-                generation=generation,
-                gcs_port=gcs_port,
-                dashboard_port=dashboard_port,
-                temporary_folder=str(short_temporary_folder(self._run_uid)),
-                boot_id=_boot_id(),
+    def start(self, cluster_id: str, worker_names: Sequence[str]) -> None:
+        """Start the named cluster, or add the workers that it lacks; returns at once. Whatever is left of another cluster is ended first."""
+        if self.cluster is None or self.cluster.cluster_id != cluster_id or not self.cluster.nodes:
+            self.stop()
+            gcs_port, dashboard_port, client_port = _free_ports(3)
+            self._write_token()
+            self._save(
+                Cluster(
+                    cluster_id=cluster_id,
+                    gcs_port=gcs_port,
+                    dashboard_port=dashboard_port,
+                    temporary_folder=str(short_temporary_folder()),
+                    boot_id=_boot_id(),
+                )
             )
-        )
-        self._add(HEAD, "127.0.0.1", head_command(self.cluster_or_fail(), client_port), wait_port=0)
-        for _ in range(num_workers):
-            self.add_worker()
+            self._add(HEAD, "127.0.0.1", head_command(self.cluster_or_fail(), client_port), wait_port=0)
+        for name in worker_names:
+            self.add_worker(name)
 
-    def add_worker(self) -> str:
-        """Start one more worker node; returns its name at once. It joins when the head answers."""
+    def add_worker(self, name: str) -> None:
+        """Start one more worker node, unless it exists; returns at once. It joins when the head answers."""
         cluster = self.cluster_or_fail()
+        if any(node.name == name for node in cluster.nodes):
+            return
         number = cluster.nodes_made + 1
         self._save(replace(cluster, nodes_made=number))
-        name, address = f"node-{number}", f"127.0.{number // 250}.{number % 250 + 1}"
-        self._add(name, address, worker_command(cluster, address, gpus=self._gpus_per_node), wait_port=cluster.gcs_port)
-        return name
+        address = f"127.0.{number // 250}.{number % 250 + 1}"
+        self._add(name, address, worker_command(cluster, name, address, gpus=self._gpus_per_node), wait_port=cluster.gcs_port)
 
     def remove(self, name: str) -> None:
         """End one node's process group and forget it. Unknown names are no error: the node is gone either way."""
         cluster = self.cluster_or_fail()
         for node in cluster.nodes:
             if node.name == name:
-                processes.kill_group(node.process)
+                processes.kill_node(node.process, run_uid=self._run_uid, node=node.name)
         self._save(replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name != name)))
 
     def stop(self) -> None:
         """End every node and whatever else carries this run's mark, and remove the temporary folder."""
         for node in reversed(self.nodes()):
-            processes.kill_group(node.process)
+            processes.kill_node(node.process, run_uid=self._run_uid, node=node.name)
         processes.sweep(self._run_uid)
         if self.cluster is not None:
             self._keep_ray_logs(Path(self.cluster.temporary_folder))
@@ -139,14 +149,8 @@ class RayNodes:
             if self.cluster is not None:
                 self._save(replace(self.cluster, nodes=(), boot_id=_boot_id()))
             return swept
-        groups = {node.process.pid for node in self.nodes() if processes.is_alive(node.process)}
-        kept = [pid for group in groups for pid in processes.group_members(group)]
-        # The Ray workers of a node leave its group only when Ray daemonises them; those name a living node's temporary folder and stay.
-        strays = [pid for pid in processes.processes_of_run(self._run_uid) if pid not in kept and _group(pid) not in groups]
-        for pid in strays:
-            with suppress(OSError):
-                os.kill(pid, 9)
-        return len(strays)
+        living = [node.name for node in self.nodes() if processes.is_alive(node.process)]
+        return processes.sweep(self._run_uid, spare_nodes=living)
 
     def cluster_or_fail(self) -> Cluster:
         """The cluster, which the caller knows to exist."""
@@ -167,11 +171,15 @@ class RayNodes:
         self._save(replace(cluster, nodes=(*cluster.nodes, Node(name=name, address=address, process=process))))
 
     def _environment(self, name: str) -> dict[str, str]:
-        return ray_environment(os.environ) | {
-            processes.RUN_UID_VARIABLE: self._run_uid,
-            "SAMITE_NODE": name,
-            "RAY_AUTH_TOKEN_PATH": str(self._token_file()),
-        }
+        return (
+            ray_environment(os.environ)
+            | self._extra_environment
+            | {
+                processes.RUN_UID_VARIABLE: self._run_uid,
+                processes.NODE_VARIABLE: name,
+                "RAY_AUTH_TOKEN_PATH": str(self._token_file()),
+            }
+        )
 
     def _token_file(self) -> Path:
         return self._folder.path / "ray.token"
@@ -186,12 +194,11 @@ class RayNodes:
         file.write_text(secrets.token_hex(32) + "\n", encoding="utf-8")
 
     def _keep_ray_logs(self, temporary: Path) -> None:
-        """Ray's own logs of this generation, kept beside ours: they are what is read after a failure."""
-        for session in temporary.glob("session_2*"):
-            if (session / "logs").is_dir():
-                target = self._folder.node_logs / f"ray-{self.cluster_or_fail().generation}"
-                with suppress(OSError, shutil.Error):
-                    shutil.copytree(session / "logs", target, dirs_exist_ok=True, symlinks=True)
+        """Ray's own logs of this cluster, kept beside ours: they are what is read after a failure."""
+        for logs in temporary.glob("*/session_2*/logs"):
+            target = self._folder.node_logs / f"ray-{self.cluster_or_fail().cluster_id}" / logs.parts[-3]
+            with suppress(OSError, shutil.Error):
+                shutil.copytree(logs, target, dirs_exist_ok=True, symlinks=True)
 
     def _load(self) -> Cluster | None:
         found = self._folder.read_json(self._folder.cluster_file)
@@ -215,19 +222,21 @@ def head_command(cluster: Cluster, client_port: int) -> list[str]:
         "--dashboard-host=127.0.0.1",
         f"--dashboard-port={cluster.dashboard_port}",
         f"--ray-client-server-port={client_port}",
-        f"--temp-dir={cluster.temporary_folder}",
+        f"--temp-dir={cluster.temporary_folder}/{HEAD}",
         "--num-cpus=0",
         "--num-gpus=0",
         *_SHARED_OPTIONS,
     ]
 
 
-def worker_command(cluster: Cluster, address: str, *, gpus: int) -> list[str]:
+def worker_command(cluster: Cluster, name: str, address: str, *, gpus: int) -> list[str]:
     """`ray start` for a worker node: one CPU slot for one rank, or as many GPUs as ranks."""
     return [
         *_ray("start"),
         f"--address=127.0.0.1:{cluster.gcs_port}",
         f"--node-ip-address={address}",
+        # A folder of its own: in a shared one, two nodes that start at once choose the same socket name, and one dies of it.
+        f"--temp-dir={cluster.temporary_folder}/{name}",
         f"--num-cpus={max(gpus, 1)}",
         f"--num-gpus={gpus}",
         *_SHARED_OPTIONS,
@@ -263,6 +272,7 @@ def ray_environment(inherited: Mapping[str, str]) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_worker_niceness": "0",
         "RAY_raylet_start_wait_time_s": "120",
         "RAY_health_check_period_ms": "1000",
         "RAY_health_check_timeout_ms": "1000",
@@ -272,14 +282,14 @@ def ray_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def short_temporary_folder(run_uid: str) -> Path:
+def short_temporary_folder() -> Path:
     """A new private folder for Ray's sockets with a path short enough for the kernel, wherever TMPDIR points."""
     for base in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - mkdtemp makes it private
-        if len(base) + len("/smt-12345678-") + 8 <= MAX_TEMPORARY_PATH and base.isascii() and " " not in base and os.access(base, os.W_OK):
-            return Path(tempfile.mkdtemp(prefix=f"smt-{run_uid[:8]}-", dir=base))
+        if len(base) <= MAX_TEMPORARY_BASE and base.isascii() and " " not in base and os.access(base, os.W_OK | os.X_OK):
+            return Path(tempfile.mkdtemp(prefix="smt-", dir=base))
     raise SamiteError(
-        f"Ray needs a writable temporary folder with a path of at most {MAX_TEMPORARY_PATH - 22} plain characters for its sockets; "
-        f"neither TMPDIR ({tempfile.gettempdir()}) nor /tmp is one. Try: export TMPDIR=/tmp"
+        f"Ray's sockets need a writable temporary folder whose path has at most {MAX_TEMPORARY_BASE} plain characters; "
+        f"neither TMPDIR ({tempfile.gettempdir()}) nor /tmp nor /var/tmp is one. Try: export TMPDIR=/some/short/folder"
     )
 
 
@@ -305,10 +315,3 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-def _group(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return 0

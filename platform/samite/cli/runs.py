@@ -1,0 +1,141 @@
+"""`samite list | status | describe | delete`: what runs there are and how they stand."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from samite.cli.output import (
+    Column,
+    OutputFormat,
+    OutputOption,
+    YesOption,
+    ago,
+    confirm,
+    note,
+    print_document,
+    print_items,
+    print_lines,
+)
+
+OptionalRun = Annotated[
+    str, typer.Argument(metavar="[RUN]", help="Name of the run; may be left out when only one is active.", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("list")(list_)
+    app.command()(status)
+    app.command()(describe)
+    app.command()(delete)
+
+
+def list_(
+    phase: Annotated[str, typer.Option("--phase", help="Only runs in this phase, such as Running.", show_default=False)] = "",
+    output: OutputOption = OutputFormat.table,
+) -> None:
+    """List the runs of this machine."""
+    items = [item for item in map(_listed, _engine().runs()) if not phase or item["phase"].lower() == phase.lower()]
+    print_items(items, output, kind="TrainingRunStatus", columns=_COLUMNS, empty="No runs yet. Start one: samite submit -f run.yaml")
+
+
+def status(
+    run: OptionalRun = "",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and update until the run ends; Ctrl-C leaves the run alone.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit 0 running or succeeded, 8 failed, 9 cancelled, 10 suspended or held.")
+    ] = False,
+    output: OutputOption = OutputFormat.table,
+) -> None:
+    """Show one run on one screen: progress, stages, nodes, checkpoints, the last failure and what was done about it."""
+    from samite.cli import screen
+
+    engine = _engine()
+    folder = engine.find(run)
+    if watch:
+        from samite.cli.watch import watch_run
+
+        watch_run(engine, folder)
+    elif output in {OutputFormat.json, OutputFormat.yaml}:
+        print_document(engine.status(folder), output)
+    elif output is OutputFormat.name:
+        print_lines([folder.name])
+    else:
+        print_lines(screen.lines(screen.facts(engine, folder), wide=output is OutputFormat.wide))
+    if exit_code:
+        raise typer.Exit(screen.exit_code(str(engine.status(folder)["phase"])))
+
+
+def describe(run: OptionalRun = "", output: OutputOption = OutputFormat.table) -> None:
+    """Show everything about a run: conditions, attempts, events, where its files are, and useful next commands."""
+    from samite.cli.description import description_document, description_lines
+
+    engine = _engine()
+    document = description_document(engine, engine.find(run))
+    if output in {OutputFormat.json, OutputFormat.yaml}:
+        print_document(document, output)
+    else:
+        print_lines(description_lines(document))
+
+
+def delete(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run that is over.", show_default=False)],
+    yes: YesOption = False,
+) -> None:
+    """Remove a run that is over from this machine: its record, logs, report, and the checkpoints in its own folder."""
+    engine = _engine()
+    folder = engine.find(run)
+    if confirm(f"Delete run {folder.name!r} and everything in {folder.path}?", yes=yes):
+        engine.delete(folder)
+        note(f"deleted {folder.name}")
+
+
+def _engine() -> Any:
+    from samite.engines.local.client import LocalEngine
+    from samite.settings import Settings
+
+    engine = LocalEngine(Settings.from_environment())
+    for name in engine.revive():
+        note(f"run {name}: its supervisor was gone; a new one goes on")
+    return engine
+
+
+def _listed(folder: Any) -> dict[str, Any]:
+    import time
+
+    engine = _plain_engine()
+    found = dict(engine.status(folder))
+    found["ageSeconds"] = time.time() - float(engine.record(folder).get("submittedAt", time.time()))
+    return found
+
+
+def _plain_engine() -> Any:
+    from samite.engines.local.client import LocalEngine
+    from samite.settings import Settings
+
+    return LocalEngine(Settings.from_environment())
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}%"
+
+
+def _restarts(item: Mapping[str, Any]) -> str:
+    total = sum(item.get("restarts", {}).values())
+    last = (item.get("lastFailure") or {}).get("failureClass", "")
+    return f"{total} ({last})" if total and last else str(total)
+
+
+_COLUMNS = (
+    Column(title="NAME", value=lambda item: str(item["name"])),
+    Column(title="PHASE", value=lambda item: str(item["phase"])),
+    Column(title="STAGE", value=lambda item: str(item.get("currentStage") or "-")),
+    Column(title="STEP", value=lambda item: str(item.get("progress", {}).get("step", 0)), right=True),
+    Column(title="DONE", value=lambda item: _percent(item.get("progress", {}).get("percent")), right=True),
+    Column(title="ETTR", value=lambda item: _percent(item.get("ettr", {}).get("percent")), right=True),
+    Column(title="RESTARTS", value=_restarts, right=True),
+    Column(title="AGE", value=lambda item: ago(item.get("ageSeconds", 0.0)), right=True),
+    Column(title="REASON", value=lambda item: str(item.get("reason", "")), wide=True),
+    Column(title="MESSAGE", value=lambda item: str(item.get("message", "")), wide=True),
+)
