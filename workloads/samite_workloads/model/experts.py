@@ -64,7 +64,7 @@ def mix_experts(
 
 class _Experts(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917
+    def forward(
         ctx: Any,
         latent_TL: Tensor,
         weight_TK: Tensor,

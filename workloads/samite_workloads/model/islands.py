@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class Float32Island(nn.Module):
-    """Follows the model to another device or to a wider type, never to a narrower floating-point type."""
+    """Follows the model to another device or to float64 and back, never to a type narrower than float32."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def apply_without_narrowing(tensor: Tensor) -> Tensor:
@@ -27,6 +27,6 @@ class Float32Island(nn.Module):
 
 
 def _narrows(before: torch.dtype, after: torch.dtype) -> bool:
-    if not (before.is_floating_point and after.is_floating_point):
+    if before == after or not (before.is_floating_point and after.is_floating_point):
         return False
-    return torch.finfo(after).bits < torch.finfo(before).bits
+    return torch.finfo(after).bits < torch.finfo(torch.float32).bits

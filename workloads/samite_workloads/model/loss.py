@@ -39,7 +39,7 @@ def chunked_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917
+    def forward(
         ctx: Any,
         hidden_TD: Tensor,
         weight_VD: Tensor,
