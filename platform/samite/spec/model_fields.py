@@ -26,7 +26,7 @@ def _field(name: str, kind: Literal["int", "float", "bool", "text"], tiny: Any, 
 _ALL = (
     _field("vocab_size", "int", 2048, 163_840, "Rows of the embedding and of the output head; at least the tokenizer's size."),
     _field("hidden_size", "int", 128, 1024, "Model width d."),
-    _field("num_layers", "int", 8, 12, "Decoder layers, each an attention and a feed-forward sublayer."),
+    _field("num_layers", "int", 6, 12, "Decoder layers, each an attention and a feed-forward sublayer."),
     _field("mla_period", "int", 4, 4, "Every `mla_period`-th layer is MLA, and the last one; the others are KDA (K3: 3 to 1)."),
     _field("attn_res_block_size", "int", 2, 2, "Layers (not sublayers) per block of block attention residuals."),
     _field("kda_num_heads", "int", 4, 12, "Heads of Kimi Delta Attention."),

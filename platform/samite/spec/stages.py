@@ -100,7 +100,7 @@ class GateCheck(SpecModel):
     window: PositiveInt = 50
     """Steps at the end of the stage that are looked at. Unit: steps. Default 50: enough to average a noisy loss."""
     quantile: Fraction = 0.5
-    """Which quantile of the window is compared. Default 0.5, the median: one bad batch neither opens nor closes a gate."""
+    """Which quantile of the window is compared. Unit: none, 0 to 1. Default 0.5, the median: one bad batch neither opens nor closes a gate."""
 
 
 class Gate(SpecModel):
