@@ -77,6 +77,7 @@ class Catalog:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._manifests: dict[str, Manifest] = {}  # they never change once committed
 
     def list(self) -> list[Entry]:
         """All of them, newest first, whatever their state. Raises NotAllowedError if storage refuses: a refusal is not an empty list."""
@@ -136,7 +137,7 @@ class Catalog:
 
     def quarantine(self, checkpoint_id: str, reason: str) -> None:
         """Never load this one again; its bytes stay for inspection."""
-        self.store.put_if_absent(checkpoint_key(checkpoint_id, QUARANTINED), _marker(reason=reason))
+        self.store.put(checkpoint_key(checkpoint_id, QUARANTINED), _marker(reason=reason))
 
     def lift_quarantine(self, checkpoint_id: str) -> None:
         """Undo `quarantine`, for a checkpoint that verifies in full after all."""
@@ -170,7 +171,7 @@ class Catalog:
             state, reason = State.ABORTED, self._text(checkpoint_id, ABORTED)
         if MANIFEST in names:
             try:
-                manifest = self.manifest(checkpoint_id)
+                manifest = self._manifests[checkpoint_id] = self._manifests.get(checkpoint_id) or self.manifest(checkpoint_id)
                 state, reason = (State.VERIFIED if VERIFIED in names else State.COMMITTED), ""
                 if not counts(checkpoint_id, manifest.session, fences):
                     state, reason = State.FENCED, "committed after a newer attempt had begun"

@@ -3,7 +3,8 @@
     SAMITE-MANIFEST 1 crc64=0123456789abcdef bytes=2048\\n
     <2048 bytes of body>
 
-Every small object of the format is sealed: manifests, rank indexes, fences. The number is the format version; see `check_version`.
+Every small object of the format is sealed: manifests, rank indexes, fences. The number is the format version. The checksum is that of
+`SAMITE-<KIND> <version>` followed by the body; this header stays as it is in every version.
 """
 
 import re
@@ -25,7 +26,7 @@ class UnknownFormatError(SamiteError):
 
 def seal(kind: str, body: bytes, *, version: int = FORMAT_VERSION) -> bytes:
     """The document for `body`; `kind` is upper case, such as MANIFEST."""
-    return f"SAMITE-{kind} {version} crc64={crc64(body):016x} bytes={len(body)}\n".encode() + body
+    return f"SAMITE-{kind} {version} crc64={_checksum(kind, version, body):016x} bytes={len(body)}\n".encode() + body
 
 
 def unseal(kind: str, document: bytes, *, name: str) -> bytes:
@@ -44,10 +45,14 @@ def unseal(kind: str, document: bytes, *, name: str) -> bytes:
     body = document[header.end() :]
     if len(body) != length:
         raise CheckpointDamagedError(f"{name}: its header promises {length} bytes, {len(body)} are there")
-    if crc64(body) != checksum:
+    if _checksum(kind, version, body) != checksum:
         raise CheckpointDamagedError(f"{name}: its {length} bytes do not have the checksum in its header; stored bytes have changed")
     if version > FORMAT_VERSION:
         raise UnknownFormatError(
             f"{name}: written in format {version}, this Samite reads up to {FORMAT_VERSION}; load it with the newer Samite that wrote it"
         )
     return body
+
+
+def _checksum(kind: str, version: int, body: bytes) -> int:
+    return crc64(body, crc64(f"SAMITE-{kind} {version}".encode()))

@@ -61,8 +61,8 @@ class Manifest:
     @property
     def stage(self) -> str:
         """Name of the stage it belongs to, if `extra` says so."""
-        stage = self.extra.get("stage", "")
-        return str(stage.get("name", "")) if isinstance(stage, Mapping) else str(stage)
+        state = self.extra.get("state", {})
+        return str(self.extra.get("stage") or (state.get("stage_name", "") if isinstance(state, Mapping) else ""))
 
     def to_bytes(self) -> bytes:
         """The sealed document. Raises ValueError if `extra` is not plain JSON."""

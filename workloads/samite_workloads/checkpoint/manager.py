@@ -140,13 +140,18 @@ class CheckpointManager:
 
         Raises SaveFailedError if any save failed since `take_failures` was last called, WaitTimeoutError after `timeout_s`.
         """
+        committed = self.drain(timeout_s)
+        self._raise_failures()
+        return committed
+
+    def drain(self, timeout_s: float | None = None) -> list[Committed]:
+        """Like `wait`, but failures are left to `take_failures`: for a loop that saves once more anyway."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         for job in self._background.pending():
             if not job.done.wait(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
                 raise WaitTimeoutError(
                     f"{job.request.checkpoint_id} is still being written after {timeout_s:.0f} s; {self.health().last_error}"
                 )
-        self._raise_failures()
         return self.poll()
 
     def health(self) -> Health:

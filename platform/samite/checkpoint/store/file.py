@@ -140,6 +140,7 @@ class FileStore:
             with self._errors(key):
                 path = self._path(key)
                 path.unlink(missing_ok=True)
+                path.with_name(f"{_CLAIM}{path.name}").unlink(missing_ok=True)
                 self._remove_empty_parents(path)
 
     def sweep(self, older_than_s: float) -> int:
