@@ -26,7 +26,7 @@ def validate(
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field first, such as optimizer.learningRate=1e-5.")
     ] = None,
-    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="table, json or yaml.")] = OutputFormat.table,
+    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="table, json, yaml or name.")] = OutputFormat.table,
 ) -> int:
     """Check specs without running them. Prints every problem with its line, what was wanted, what was found, and what to write; exit code 3."""
     from samite.errors import SamiteError, SpecError
@@ -46,7 +46,9 @@ def validate(
             error(f"error: {failure}")
         else:
             results.append({"source": file, "valid": True, "name": run.name, "problems": []})
-            if output is not OutputFormat.json and output is not OutputFormat.yaml:
+            if output is OutputFormat.name:
+                print_text(run.name)
+            elif output is not OutputFormat.json and output is not OutputFormat.yaml:
                 steps = run.total_steps
                 num_stages = len(run.spec.stages)
                 length = f"{steps} steps" if steps is not None else "as long as its clock says"

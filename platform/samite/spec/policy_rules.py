@@ -9,6 +9,9 @@ from samite.spec.run import MAX_NAME_LENGTH, NAME_PATTERN
 SECRET_NAME = r"(?i)(^|_)(secret|token|password|passwd|api_?key|access_?key|credentials?)(_|$)"  # noqa: S105
 """Names whose values are secrets. Anchored at underscores, so that MAX_TOKENS_PER_GPU and TOKENIZERS_PARALLELISM are fine."""
 
+ENGINE_NAMES = r"^(SAMITE_(RUN_UID|NODE|HOME|MEETING).*|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
+"""Variables that the engines set for every rank: another value would break the run."""
+
 
 def _name_fits_engines(document: Document) -> Iterator[Finding]:
     name = part(document, "metadata", "name")
@@ -56,6 +59,14 @@ def _unique_variables(document: Document) -> Iterator[Finding]:
             )
         if name is not None:
             seen.add(name)
+
+
+def _variables_are_free(document: Document) -> Iterator[Finding]:
+    for index, variable in enumerate(part(document, "spec", "env") or []):
+        name = variable.get("name")
+        if isinstance(name, str) and re.match(ENGINE_NAMES, name):
+            path = ("spec", "env", index, "name")
+            yield Finding(path=path, wanted="another name: the engine sets this one for every rank", found=f'"{name}"', hint="remove it")
 
 
 def _rayjob_restarts_at_three(document: Document) -> Iterator[Finding]:
@@ -154,6 +165,13 @@ POLICY_RULES = (
         at="spec",
         cel="self.env.all(a, self.env.exists_one(b, b.name == a.name))",
         message="each environment variable stands once",
+    ),
+    Rule(
+        name="variables-are-free",
+        check=_variables_are_free,
+        at="spec",
+        cel=f"!self.env.exists(e, e.name.matches('{ENGINE_NAMES}'))",
+        message="variables that the engine sets for every rank cannot be set here",
     ),
     Rule(
         name="rayjob-cannot-restart-in-place",

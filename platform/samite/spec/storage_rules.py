@@ -1,4 +1,4 @@
-"""Rules about checkpoints and the addresses of storage."""
+"""Rules about checkpoints, and about the addresses of storage and telemetry."""
 
 import re
 from collections.abc import Iterator
@@ -105,6 +105,14 @@ def _endpoint_needs_s3(document: Document) -> Iterator[Finding]:
             yield Finding(path=("spec", "checkpoint", key), wanted=f"{key} only with an s3:// uri", found="no uri", hint=hint)
 
 
+def _otlp_endpoint_is_a_url(document: Document) -> Iterator[Finding]:
+    endpoint = part(document, "spec", "telemetry", "otlpEndpoint")
+    if isinstance(endpoint, str) and not _USER_INFO.match(endpoint) and not _ENDPOINT.fullmatch(endpoint):
+        hint = _bare(endpoint if "://" in endpoint else f"http://{endpoint}").partition(";")[0]
+        wanted = "http:// or https://, a host, perhaps a port, and nothing else"
+        yield Finding(path=("spec", "telemetry", "otlpEndpoint"), wanted=wanted, found=f'"{endpoint}"', hint=hint)
+
+
 def _one_credential_source(document: Document) -> Iterator[Finding]:
     credentials = part(document, "spec", "checkpoint", "credentials")
     if isinstance(credentials, dict) and (odd := exactly_one(credentials, SOURCES)):
@@ -176,6 +184,14 @@ STORAGE_RULES = (
         at="spec.checkpoint",
         cel="!(has(self.endpoint) || has(self.region)) || (has(self.uri) && self.uri.startsWith('s3://'))",
         message="endpoint and region only with an s3:// uri",
+    ),
+    Rule(
+        name="otlp-endpoint-is-a-url",
+        check=_otlp_endpoint_is_a_url,
+        at="spec.telemetry",
+        cel="!has(self.otlpEndpoint) || self.otlpEndpoint.matches('^[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@') || "
+        "self.otlpEndpoint.matches('^https?://([A-Za-z0-9._-]+|[[][0-9a-fA-F:.]+[]])(:[0-9]{1,5})?/?$')",
+        message="otlpEndpoint is http:// or https:// with a host and nothing else",
     ),
     Rule(
         name="one-credential-source",

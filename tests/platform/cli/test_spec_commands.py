@@ -67,6 +67,11 @@ def test_yaml_output_can_be_read_again(spec: Path, capsys: pytest.CaptureFixture
     assert yaml.safe_load(capsys.readouterr().out)["items"][0]["valid"] is True
 
 
+def test_names_alone_are_for_scripts(spec: Path, capsys: pytest.CaptureFixture[str]):
+    assert run("validate", "-f", str(spec), "-o", "name") == 0
+    assert capsys.readouterr().out == "tiny-run\n"
+
+
 def test_several_files_are_all_checked(spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     bad = tmp_path / "bad.yaml"
     bad.write_text(GOOD.replace("256", "255"))

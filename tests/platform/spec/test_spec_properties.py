@@ -37,6 +37,9 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 
+RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""The first example builds the models, and the machine may be busy."""
+
 
 def load_or_refuse(text: str | bytes) -> None:
     """Fails on any exception but a SamiteError that says something."""
@@ -50,21 +53,25 @@ def load_or_refuse(text: str | bytes) -> None:
     assert said
 
 
+@RELAXED
 @given(st.text(max_size=300))
 def test_arbitrary_text_is_loaded_or_refused(text: str):
     load_or_refuse(text + "\n")
 
 
+@RELAXED
 @given(st.text(alphabet="&*!|>'\"%@`{}[]:,-?# \n\tab1.e~<=", max_size=120))
 def test_arbitrary_yaml_punctuation_is_loaded_or_refused(text: str):
     load_or_refuse(text + "\n")
 
 
+@RELAXED
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_loaded_or_refused(data: bytes):
     load_or_refuse(data)
 
 
+@RELAXED
 @given(st.sampled_from(SAMPLES + BROKEN), st.data())
 def test_a_spec_with_a_piece_cut_out_or_doubled_is_loaded_or_refused(text: str, data: st.DataObject):
     start = data.draw(st.integers(0, len(text)))
@@ -73,13 +80,14 @@ def test_a_spec_with_a_piece_cut_out_or_doubled_is_loaded_or_refused(text: str, 
     load_or_refuse(text[:start] + middle + text[end:] + "\n")
 
 
+@RELAXED
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4), VALUES, VALUES)
 def test_arbitrary_values_in_the_right_places_are_loaded_or_refused(spec: dict[str, Any], stage: Any, metadata: Any):
     document = {"apiVersion": "samite.dev/v1alpha1", "kind": "TrainingRun", "metadata": metadata, "spec": {**spec, "stages": [stage]}}
     load_or_refuse(json.dumps(document))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(RELAXED, max_examples=50)
 @given(st.data())
 def test_one_arbitrary_value_anywhere_in_a_full_document_is_loaded_or_refused(data: st.DataObject):
     document = load_full(data.draw(st.sampled_from(SAMPLES)))
@@ -128,7 +136,7 @@ def document_of(model: Any) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(required, optional=optional)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+@settings(RELAXED, max_examples=30)
 @given(st.deferred(lambda: document_of(TrainingRun)))
 def test_a_document_survives_the_way_through_the_models(document: dict[str, Any]):
     import pydantic
@@ -148,12 +156,14 @@ def test_a_document_survives_the_way_through_the_models(document: dict[str, Any]
     check_support(filled, Path("/nowhere"))
 
 
+@RELAXED
 @given(st.sampled_from(SAMPLES))
 def test_filling_a_good_document_is_what_the_models_do(text: str):
     document = yaml.safe_load(text)
     assert filled_document(document) == TrainingRun.from_document(document).to_document()
 
 
+@RELAXED
 @given(st.text("0123456789+-._eExXoOaAbBfF", min_size=1, max_size=12))
 def test_a_resolved_scalar_written_again_means_the_same(text: str):
     try:
