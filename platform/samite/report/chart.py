@@ -228,7 +228,7 @@ def _data(chart: Chart, steps: Scale, scale: Scale) -> dict[str, object]:
     """What the script needs: the steps' range, and each line's own values (not their sums) as people read them."""
     lines = []
     for line in chart.lines if chart.stacked else _thinned(chart.lines):
-        for piece in line.pieces:
+        for piece in sorted(line.pieces, key=lambda piece: piece.superseded):
             finite = [(s, v) for s, v in zip(piece.steps, piece.values, strict=True) if math.isfinite(v)]
             lines.append(
                 {

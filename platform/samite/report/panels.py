@@ -65,8 +65,11 @@ def speed(run: RunData) -> list[Chart]:
     """Where a step's time goes, and how many tokens it trains in a second."""
     curves, marks = run.curves, marks_of(run.curves)
     found = [(part, color, curve) for part, color in _PARTS if (curve := curves.get("samite.step.duration", part=part)) is not None]
-    pieces = together([curve for _, _, curve in found], curves)
-    lines = [Line(label=part, pieces=[piece], color=color) for (part, color, _), piece in zip(found, pieces, strict=True)]
+    total = curves.get("samite.step.duration", part="total")
+    *parts, whole = together([*(curve for _, _, curve in found), total], curves) if found and total is not None else (None,)
+    lines = [Line(label=part, pieces=[piece], color=color) for (part, color, _), piece in zip(found, parts, strict=False) if piece]
+    if whole is not None:
+        lines.append(Line(label="everything else", pieces=[_rest(whole, [piece for piece in parts if piece])], color=0))
     return [
         Chart(
             key="step-time",
@@ -245,6 +248,12 @@ def _throughput(curves: Curves) -> list[Line]:
         if step in tokens and seconds > 0
     ]
     return [Line(label="tokens per second", pieces=[Piece([s for s, _ in pairs], [v for _, v in pairs])], color=1)] if pairs else []
+
+
+def _rest(whole: Piece, parts: Sequence[Piece]) -> Piece:
+    """What of the whole the parts leave."""
+    sums = [sum(values) for values in zip(*(part.values for part in parts), strict=True)]
+    return Piece(whole.steps, [max(0.0, value - used) for value, used in zip(whole.values, sums, strict=True)])
 
 
 def _line(curves: Curves, label: str, curve: Curve | None, color: int) -> Line | None:

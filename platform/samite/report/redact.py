@@ -13,6 +13,7 @@ _KEYED = re.compile(
 _ENV_VALUE = re.compile(
     r"(?im)(name[\"']?\s*:\s*[\"']?\w*(?:secret|passw(?:or)?d|api_?key|access_?key|token)\w*[\"']?\s*,?\s*[\"']?value[\"']?\s*:\s*)([^\s,}]+)"
 )
+_QUOTED = re.compile(r"(?i)([\"'][\w.-]*(?:secret|passw(?:or)?d|api_?key|access_?key|token)[\"']\s*:\s*[\"'])[^\"'\n]*([\"'])")
 _IN_URL = re.compile(r"(://)[^/\s:@\"'<>]+:[^/\s@\"'<>]+(@)")
 _AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
 
@@ -24,4 +25,4 @@ def redact(text: str) -> str:
 
 def redact_document(text: str) -> str:
     """`redact` for a YAML or JSON document: values of keys that are named like secrets go too. Numbers stay (`batch.tokens` is no secret)."""
-    return redact(_ENV_VALUE.sub(rf"\1{HIDDEN}", _KEYED.sub(rf"\1{HIDDEN}\3", text)))
+    return redact(_ENV_VALUE.sub(rf"\1{HIDDEN}", _KEYED.sub(rf"\1{HIDDEN}\3", _QUOTED.sub(rf"\1{HIDDEN}\2", text))))

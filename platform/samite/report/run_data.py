@@ -7,12 +7,13 @@ listed in `RunData.gaps`, and the report says it.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from samite.report.curves import Curves, collect
 from samite.telemetry.events import EventRecord, read_events
+from samite.telemetry.jsonlines import Lines
 from samite.telemetry.records import iterate_metrics
 
 MAX_RANKS = 64
@@ -61,6 +62,7 @@ class RunData:
 
     folder: Path
     name: str
+    uid: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
     spec_text: str = ""
     """The spec as it was given."""
@@ -101,15 +103,19 @@ class RunData:
 def read_run(folder: Path, checkpoints: Sequence[CheckpointRow] | None = None) -> RunData:
     """Read `folder`. `checkpoints` comes from the catalogue; without it, checkpoints are taken from the events."""
     run = RunData(folder=folder, name=folder.name)
-    run.spec = _read_json(run, "spec.json", "the validated spec")
-    run.name = str(run.spec.get("metadata", {}).get("name") or folder.name) if isinstance(run.spec.get("metadata"), dict) else folder.name
+    record = _read_json(run, "spec.json", "the validated spec")
+    run.spec = record["run"] if isinstance(record.get("run"), dict) else record
+    run.uid = str(record.get("uid") or "")
+    metadata = run.spec.get("metadata")
+    run.name = str((metadata.get("name") if isinstance(metadata, dict) else None) or folder.name)
     run.status = _read_json(run, "status.json", "the run's status")
     run.spec_text = _read_text(run, "run.yaml") or json.dumps(run.spec, indent=2)
     run.events, lines = read_events(folder / "events.jsonl")
     _note_lines(run, "events.jsonl", missing=lines.missing, damaged=lines.damaged, what="no timeline and no event table")
     _read_all_metrics(run)
-    run.recoveries = _recoveries_of_status(run.status) or _recoveries_of_events(run.events)
-    run.checkpoints = list(checkpoints) if checkpoints is not None else checkpoints_of_events(run.events)
+    told, kept = _recoveries_of_events(run.events), _recoveries_of_status(run.status)
+    run.recoveries = told if len(told) >= len(kept) else kept
+    run.checkpoints = _merged(checkpoints, run.events) if checkpoints is not None else checkpoints_of_events(run.events)
     return run
 
 
@@ -141,6 +147,17 @@ def checkpoints_of_events(events: Sequence[EventRecord]) -> list[CheckpointRow]:
     return sorted(rows.values(), key=lambda row: (row.step, row.committed_s or 0.0), reverse=True)
 
 
+def _merged(rows: Sequence[CheckpointRow], events: Sequence[EventRecord]) -> list[CheckpointRow]:
+    """The catalogue knows what exists, the events what there was and how long writing took. What storage no longer holds is `gone` or `pruned`."""
+    told = {row.checkpoint_id: row for row in checkpoints_of_events(events)}
+    merged = []
+    for row in rows:
+        known = told.pop(row.checkpoint_id, None)
+        merged.append(replace(row, duration_s=known.duration_s) if known and row.duration_s is None else row)
+    merged += [row if row.state == "pruned" else replace(row, state="gone") for row in told.values()]
+    return sorted(merged, key=lambda row: (row.step, row.committed_s or 0.0), reverse=True)
+
+
 def _read_all_metrics(run: RunData) -> None:
     files: dict[int, Path] = {}
     for path in (run.folder / "metrics").glob("rank-*.jsonl"):
@@ -153,9 +170,12 @@ def _read_all_metrics(run: RunData) -> None:
     if len(ranks) > MAX_RANKS:
         run.gaps.append(f"metrics of ranks {ranks[MAX_RANKS]} to {ranks[-1]} were left out; the report reads {MAX_RANKS} ranks.")
     for rank in ranks[:MAX_RANKS]:
-        run.ranks[rank] = collect(iterate_metrics(files[rank]))
+        lines = Lines()
+        run.ranks[rank] = collect(iterate_metrics(files[rank], lines))
         if not run.ranks[rank].num_records:
             run.gaps.append(f"metrics/{files[rank].name}: no readable record of a step.")
+        else:
+            _note_lines(run, f"metrics/{files[rank].name}", missing=False, damaged=lines.damaged, what="")
     run.curves = max(run.ranks.values(), key=lambda curves: len(curves.curves))
 
 

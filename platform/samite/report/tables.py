@@ -91,7 +91,7 @@ def environment_list(run: RunData, version: str) -> Markup:
     model = spec.get("model") if isinstance(spec, dict) else None
     facts = {
         "Run": run.name,
-        "Run uid": ", ".join(sorted(resources.get("samite.run.uid", set()))),
+        "Run uid": run.uid or ", ".join(sorted(resources.get("samite.run.uid", set()))),
         "Engine": spec.get("engine") if isinstance(spec, dict) else None,
         "Model preset": model.get("preset") if isinstance(model, dict) else None,
         "Seed": spec.get("seed") if isinstance(spec, dict) else None,
@@ -122,18 +122,30 @@ def _table(caption: str, titles: Sequence[str], rows: Sequence[Markup], *, eleme
 
 
 def _attributes(attributes: Mapping[str, Any]) -> Markup:
+    words = []
+    if "samite.phase.from" in attributes and "samite.phase.to" in attributes:
+        words.append(f"{attributes['samite.phase.from']} → {attributes['samite.phase.to']}")
+    words += [str(attributes[key]) for key in ("samite.reason", "samite.message") if attributes.get(key)]
     shown = [
-        tag("span", tag("i", key.removeprefix("samite.")), " ", _text(value), class_="attribute")
+        tag("span", tag("i", key.removeprefix("samite.")), " ", _text(key, value), class_="attribute")
         for key, value in attributes.items()
-        if key not in {"samite.message", "samite.reason"}
+        if key not in _WORDS
     ]
-    words = [tag("span", str(attributes[key]), class_="words") for key in ("samite.reason", "samite.message") if attributes.get(key)]
-    return join(*words, *(part for item in shown for part in (" ", item)))
+    return join(*(tag("span", word, class_="words") for word in words), *(part for item in shown for part in (" ", item)))
 
 
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return figures.significant(value, 4)
+_WORDS = frozenset({"samite.message", "samite.reason", "samite.phase.from", "samite.phase.to"})
+
+
+def _text(key: str, value: object) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if key.endswith(("bytes", "memory.limit")):
+            return figures.size(value)
+        if key.startswith("samite.duration") or key.endswith(("backoff", ".seconds")):
+            return figures.seconds(value)
+        if key.endswith((".time", ".expiry")):
+            return f"{figures.clock(value)} UTC"
+        return figures.significant(value, 4) if isinstance(value, float) else str(value)
     if isinstance(value, (list, dict)):
         return ", ".join(map(str, value)) if isinstance(value, list) else json.dumps(value, ensure_ascii=False)
     return str(value)

@@ -42,7 +42,7 @@ class EventRecord:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "EventRecord | None":
         """The event of a line, or None if the line is not an event. Unknown names are kept: a newer writer is no error."""
-        seconds, name = jsonlines.number(document.get("time")), document.get("name")
+        seconds, name = jsonlines.moment(document.get("time")), document.get("name")
         if seconds is None or not isinstance(name, str):
             return None
         severity = str(document.get("severity", "INFO")).upper()

@@ -55,10 +55,19 @@ def number(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return None
     if value in ("NaN", "Infinity", "-Infinity"):
         return float(str(value))
     return None
+
+
+def moment(value: object) -> float | None:
+    """A time in seconds since the epoch; None for anything that cannot be one."""
+    seconds = number(value)
+    return seconds if seconds is not None and 0.0 <= seconds < 1e11 else None
 
 
 @dataclass(slots=True)

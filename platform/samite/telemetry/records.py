@@ -57,27 +57,35 @@ class MetricRecord:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "MetricRecord | None":
         """The record of a line, or None if the line is not one. Points that make no sense are left out; unknown names are kept."""
-        seconds, points, step = jsonlines.number(document.get("time")), document.get("points"), document.get("step")
+        seconds, points, step = jsonlines.moment(document.get("time")), document.get("points"), document.get("step")
         if seconds is None or not isinstance(points, list):
             return None
         incarnation, stage = document.get("incarnation"), document.get("stage")
         return cls(
             time_unix_s=seconds,
             points=tuple(point for point in map(_point, points) if point is not None),
-            step=step if isinstance(step, int) else None,
+            step=step if isinstance(step, int) and 0 <= step < 2**53 else None,
             attempt=str(document.get("attempt") or ""),
             incarnation=incarnation if isinstance(incarnation, int) else 0,
             stage={str(k): str(v) for k, v in stage.items()} if isinstance(stage, dict) else {},
         )
 
 
-def iterate_metrics(path: Path) -> Iterator[MetricRecord]:
-    """The records of `path` one by one, for files that should not lie in memory as a whole. Damaged lines are skipped."""
+def iterate_metrics(path: Path, lines: jsonlines.Lines | None = None) -> Iterator[MetricRecord]:
+    """The records of `path` one by one, for files that should not lie in memory as a whole.
+
+    Damaged lines are skipped, and counted in `lines` when the iteration is over.
+    """
+    lines = lines or jsonlines.Lines()
     follower = jsonlines.Follower(path)
     for document in itertools.chain(follower.poll(), follower.last()):
         record = MetricRecord.from_document(document)
-        if record is not None:
+        if record is None:
+            lines.damaged += 1
+        else:
             yield record
+    lines.damaged += follower.damaged
+    lines.missing = follower.missing
     follower.close()
 
 

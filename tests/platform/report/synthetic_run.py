@@ -17,7 +17,8 @@ from samite.telemetry.instruments import Severity
 from samite.telemetry.records import MetricRecord, Point
 
 START_S = 1_764_600_000.0
-STAGES = (("pretrain-2k", "Pretrain", 2048, 120), ("extend-4k", "Extend", 4096, 90))
+STAGES = (("pretrain-2k", "Pretrain", 2048), ("extend-4k", "Extend", 4096))
+STEPS = (120, 90)
 LAYERS = (1, 2, 4, 5)
 RESOURCE = {"service.name": "samite-supervisor", "service.version": "0.1.0", "samite.run.name": "quickstart", "samite.run.uid": "0f3c9a52"}
 SPEC = {
@@ -30,7 +31,7 @@ SPEC = {
         "model": {"preset": "tiny"},
         "stages": [
             {"name": name, "kind": kind, "contextLength": length, "batch": {"tokens": 16384}, "budget": {"steps": steps}}
-            for name, kind, length, steps in STAGES
+            for (name, kind, length), steps in zip(STAGES, STEPS, strict=True)
         ],
     },
 }
@@ -68,7 +69,9 @@ class Writer:
         jsonlines.append_line(self.folder / f"metrics/rank-{rank}.jsonl", record.to_document())
 
 
-def write_run(folder: Path, *, seed: int = 1, kill_at: int = 167, checkpoint_every: int = 30, num_ranks: int = 2) -> Path:
+def write_run(
+    folder: Path, *, seed: int = 1, kill_at: int = 167, checkpoint_every: int = 30, num_ranks: int = 2, steps: tuple[int, ...] = STEPS
+) -> Path:
     """The run in `folder`, which is made. `kill_at` is the step at which a node dies (beyond the last step: never)."""
     folder.mkdir(parents=True, exist_ok=True)
     writer = Writer(folder, random.Random(seed))
@@ -78,7 +81,7 @@ def write_run(folder: Path, *, seed: int = 1, kill_at: int = 167, checkpoint_eve
         attempt = f"quickstart-s{index:02d}-a{number}"
         writer.event("samite.stage.started", stage_name=stage[0], stage_context_length=stage[2], stage_layout="data=2", stage_index=index)
         writer.event("samite.attempt.started", attempt_number=number, attempt_submission=attempt, nodes=["node-1", "node-2"])
-        end, recomputed_until = step + stage[3], 0
+        end, recomputed_until = step + steps[index], 0
         while step < end:
             step += 1
             _train(writer, step, attempt, stage, recomputed=step <= recomputed_until, num_ranks=num_ranks)
@@ -108,7 +111,7 @@ def write_run(folder: Path, *, seed: int = 1, kill_at: int = 167, checkpoint_eve
 
 
 def _submit(writer: Writer) -> None:
-    (writer.folder / "spec.json").write_text(json.dumps(SPEC))
+    (writer.folder / "spec.json").write_text(json.dumps({"uid": "0f3c9a52", "submittedAt": START_S, "run": SPEC}))
     (writer.folder / "run.yaml").write_text("# yaml-language-server: $schema=samite.json\n" + json.dumps(SPEC, indent=2))
     writer.event("samite.run.submitted", actor="ada")
     writer.now_s += 0.4

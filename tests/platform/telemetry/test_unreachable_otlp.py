@@ -12,7 +12,7 @@ from samite.telemetry.events import read_events
 from samite.telemetry.records import Point, read_metrics
 from samite.telemetry.setup import setup_telemetry
 
-BOUND_S = 2.0
+BOUND_S = 1.0
 KINDS = [
     "black hole",
     "accepts and stays silent",
@@ -41,7 +41,7 @@ def test_a_dead_endpoint_delays_nothing_and_loses_no_line(bad_endpoint: str, tmp
         export_interval_s=0.2,
     )
     slowest_s = 0.0
-    for step in range(40):
+    for step in range(20):
         started_s = time.perf_counter()
         telemetry.record_step(step, [Point("samite.loss", 2.0, {"samite.loss.kind": "total"})] * 20)
         telemetry.event("samite.loss.spike", value=1.0, median=1.0, deviation=7.0)
@@ -52,10 +52,10 @@ def test_a_dead_endpoint_delays_nothing_and_loses_no_line(bad_endpoint: str, tmp
     assert time.perf_counter() - started_s < BOUND_S + 0.5
     assert slowest_s < 0.2
     records, lines = read_metrics(tmp_path / "m.jsonl")
-    assert [record.step for record in records[:40]] == list(range(40))
+    assert [record.step for record in records[:20]] == list(range(20))
     lost = {point.attributes["samite.telemetry.signal"]: point.value for point in records[-1].points}
-    assert (lost["logs"], lost["metrics"] >= 1, lines.damaged) == (40, True, 0)
-    assert len(read_events(tmp_path / "e.jsonl")[0]) == 40
+    assert (lost["logs"], lost["metrics"] >= 1, lines.damaged) == (20, True, 0)
+    assert len(read_events(tmp_path / "e.jsonl")[0]) == 20
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.name for record in warnings] == ["samite.telemetry.otlp"]
 
@@ -73,8 +73,17 @@ if sys.argv[3] == "raise": raise SystemExit(3)
 """
 
 
-@pytest.mark.parametrize("ending", ["shutdown", "forget", "raise"])
-@pytest.mark.parametrize("bad_endpoint", ["black hole", "accepts and stays silent", "grpc unavailable, retry in 3600 s"], indirect=True)
+@pytest.mark.parametrize(
+    ("bad_endpoint", "ending"),
+    [
+        ("accepts and stays silent", "shutdown"),
+        ("accepts and stays silent", "forget"),
+        ("accepts and stays silent", "raise"),
+        ("black hole", "shutdown"),
+        ("grpc unavailable, retry in 3600 s", "forget"),
+    ],
+    indirect=["bad_endpoint"],
+)
 def test_a_process_ends_soon_however_it_ends(bad_endpoint: str, tmp_path: Path, ending: str):
     started_s = time.monotonic()
     done = subprocess.run(
