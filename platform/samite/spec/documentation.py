@@ -141,7 +141,7 @@ def _shape(annotation: Any, metadata: tuple[Any, ...]) -> _Shape:
         text = f"list of {item.text}" if len(items) == 1 else f"list of {len(items)}: {item.text}"
         return _Shape(text=_with(text, _range(bounds, "items")), base="list", item=item.text, allowed=item.allowed, model=item.model)
     if origin is dict:
-        return _Shape(text="mapping of text to text" if get_args(annotation)[1] is str else "mapping", base="mapping")
+        return _Shape(text="mapping" if get_args(annotation)[1] is Any else "mapping of text to text", base="mapping")
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return _Shape(text=annotation.__name__, base="object", model=annotation)
     if annotation is bool:

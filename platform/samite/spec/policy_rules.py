@@ -15,7 +15,7 @@ ENGINE_NAMES = r"^(SAMITE_(RUN_UID|NODE|HOME|MEETING).*|RANK|LOCAL_RANK|WORLD_SI
 
 def _name_fits_engines(document: Document) -> Iterator[Finding]:
     name = part(document, "metadata", "name")
-    if isinstance(name, str) and (len(name) > MAX_NAME_LENGTH or not re.match(NAME_PATTERN, name)):
+    if isinstance(name, str) and (len(name) > MAX_NAME_LENGTH or not re.fullmatch(NAME_PATTERN, name)):
         wanted = f"small letters, digits and dashes, beginning with a letter, at most {MAX_NAME_LENGTH}"
         yield Finding(path=("metadata", "name"), wanted=wanted, found=f'"{name}"')
 

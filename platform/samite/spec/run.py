@@ -19,6 +19,11 @@ API_VERSION = "samite.dev/v1alpha1"
 MAX_NAME_LENGTH = 36
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
+QualifiedName = Annotated[
+    str, Field(max_length=317, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+
 
 class Metadata(SpecModel):
     """Who the run is."""
@@ -26,12 +31,12 @@ class Metadata(SpecModel):
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=NAME_PATTERN)]
     """Name of the run: small letters, digits and dashes, starts with a letter, at most 36 characters, because `<name>-s<NN>-<hash>` must still be
     a Kubernetes name."""
-    namespace: ShortText | None = None
+    namespace: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] | None = None
     """Kubernetes namespace. The Local engine has none and ignores it."""
-    labels: dict[str, str] = {}
-    """Labels to select runs by. Values are text: write numbers and true in quotes."""
-    annotations: dict[str, str] = {}
-    """Notes of any kind. Values are text."""
+    labels: dict[QualifiedName, LabelValue] = {}
+    """Labels to select runs by, as Kubernetes allows them. Values are text: write numbers and true in quotes."""
+    annotations: dict[QualifiedName, str] = {}
+    """Notes of any kind. Names are those of labels; values are text."""
 
 
 class KeyReference(SpecModel):

@@ -38,8 +38,11 @@ RESERVED = {
 } | {("spec", "stages", "roles"): "reinforcement learning", ("spec", "stages", "overrides"): "the Kubernetes engines"}
 """Fields of the format that this version does not know yet, and what they belong to."""
 
+LABEL_TEXT = "letters, digits, dashes, dots and underscores, beginning and ending with a letter or digit"
+NAME_TEXT = f"at most 63 {LABEL_TEXT}, perhaps after a domain and /"
 PATTERNS = {
     ("metadata", "name"): f"small letters, digits and dashes, beginning with a letter, at most {MAX_NAME_LENGTH} characters",
+    ("metadata", "namespace"): "small letters, digits and dashes, at most 63 characters",
     ("spec", "stages", "name"): "small letters, digits and dashes, beginning with a letter, at most 40 characters",
     ("spec", "stages", "gate", "checks", "metric"): "small letters, digits, dots and underscores, beginning with a letter",
     ("spec", "env", "name"): "letters, digits and underscores, not beginning with a digit",
@@ -105,13 +108,16 @@ def found_text(tree: Tree, path: Path, value: Any) -> str:
 
 
 def _problem(tree: Tree, path: Path, kind: str, value: Any, context: dict[str, Any]) -> Problem:
+    if path[-1] == "[key]":
+        # pydantic's place for the name of an entry of a mapping.
+        return Problem(path=dotted(path[:-1]), wanted=f"a name of {NAME_TEXT}", found=f'"{value}"', line=tree.line_of(path[:-1]))
     doc = field_at(path)
     found = "nothing" if kind == "missing" else found_text(tree, path, value)
     hint = ""
     if kind == "extra_forbidden":
         wanted, found, hint = _unknown(path)
     elif doc is None:
-        wanted, hint = "text", _quote(tree, path, value)
+        wanted, hint = ("text", _quote(tree, path, value)) if not isinstance(value, str) else (f"at most 63 {LABEL_TEXT}", "")
     elif doc.model is not None and (isinstance(path[-1], int) or not doc.is_list):
         wanted, hint = f"a mapping with {', '.join(field_docs(doc.model))}", _as_mapping(value, field_docs(doc.model))
     elif isinstance(path[-1], int):
