@@ -140,7 +140,7 @@ def _home() -> Finding:
 
 
 def _temporary() -> Finding:
-    from samite.engines.local.ray_nodes import short_temporary_folder
+    from samite.engines.local.ray_command import short_temporary_folder
     from samite.errors import SamiteError
 
     try:

@@ -34,7 +34,9 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay and print what comes; Ctrl-C stops, the run goes on.")] = False,
     source: Annotated[str, typer.Option("--source", help="rank, driver, node, supervisor or all.")] = "rank",
     rank: Annotated[str, typer.Option("--rank", help="Ranks to show, such as 0 or 0,7; default all.", show_default=False)] = "",
-    attempt: Annotated[int, typer.Option("--attempt", min=0, help="Attempt to show; default the newest, 0 for all.")] = -1,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=0, help="Attempt to show; default the newest, 0 for all.", show_default=False)
+    ] = None,
     grep: Annotated[str, typer.Option("--grep", help="Only lines that match this regular expression.", show_default=False)] = "",
     tail: Annotated[int, typer.Option("--tail", min=0, help="Last lines of each file to begin with; 0 for all.")] = 0,
 ) -> None:
@@ -51,7 +53,7 @@ def logs(
         raise UsageError(f"--grep {grep!r} is not a regular expression: {error}") from error
     engine = LocalEngine(Settings.from_environment())
     folder = engine.find(run)
-    selection = Selection(folder.path, source=source, ranks=frozenset(_numbers(rank)), attempt=None if attempt < 0 else attempt)
+    selection = Selection(folder.path, source=source, ranks=frozenset(_numbers(rank)), attempt=attempt)
     if follow:
         follow_run(engine, folder, selection, pattern)
         return

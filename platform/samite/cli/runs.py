@@ -12,6 +12,7 @@ from samite.cli.output import (
     YesOption,
     ago,
     confirm,
+    hint,
     note,
     print_document,
     print_items,
@@ -56,7 +57,11 @@ def status(
     if watch:
         from samite.cli.watch import watch_run
 
-        watch_run(engine, folder)
+        try:
+            watch_run(engine, folder)
+        except KeyboardInterrupt:
+            hint(f"the run goes on; to come back: samite status {folder.name} -w")
+            raise typer.Exit(130) from None
     elif output in {OutputFormat.json, OutputFormat.yaml}:
         print_document(engine.status(folder), output)
     elif output is OutputFormat.name:

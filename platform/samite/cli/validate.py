@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def validate(
     files: Annotated[
-        list[str], typer.Option("--filename", "-f", help="The spec: a file, or - for standard input. May be given several times.")
+        list[str], typer.Option("--file", "-f", help="The spec: a file, or - for standard input. May be given several times.")
     ],
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field first, such as optimizer.learningRate=1e-5.")

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from samite.engines.local import processes
 from samite.engines.local.folder import RunFolder
-from samite.engines.local.ray_nodes import HEAD, RayNodes
+from samite.engines.local.ray_command import HEAD
+from samite.engines.local.ray_nodes import RayNodes
 from samite.engines.local.requests import read_requests, read_wishes
 from samite.engines.local.storage_watch import StorageWatch
 from samite.engines.ray_jobs import RayJobs

@@ -10,9 +10,7 @@ sweeps the rest. The cluster is ours alone: own ports, own token, own short temp
 import os
 import secrets
 import shutil
-import socket
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -22,12 +20,8 @@ from typing import Any
 from samite.engines.local import processes
 from samite.engines.local.folder import RunFolder
 from samite.engines.local.processes import ProcessId
+from samite.engines.local.ray_command import HEAD, free_ports, head_command, ray_environment, short_temporary_folder, worker_command
 from samite.engines.ray_jobs import RayJobs
-from samite.errors import ConflictError, SamiteError
-
-HEAD = "head"
-MAX_TEMPORARY_BASE = 20
-"""Longest folder to put ours in: `/smt-12345678/node-123/session_<40 characters>/sockets/plasma_store` follows, and a socket's path has 107 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +93,7 @@ class RayNodes:
         """Start the named cluster, or add the workers that it lacks; returns at once. Whatever is left of another cluster is ended first."""
         if self.cluster is None or self.cluster.cluster_id != cluster_id or not self.cluster.nodes:
             self.stop()
-            gcs_port, dashboard_port, client_port = _free_ports(3)
+            gcs_port, dashboard_port, client_port = free_ports(3)
             self._write_token()
             self._save(
                 Cluster(
@@ -110,7 +104,7 @@ class RayNodes:
                     boot_id=_boot_id(),
                 )
             )
-            self._add(HEAD, "127.0.0.1", head_command(self.cluster_or_fail(), client_port), wait_port=0)
+            self._add(HEAD, "127.0.0.1", self._head_command(client_port), wait_port=0)
         for name in worker_names:
             self.add_worker(name)
 
@@ -122,7 +116,7 @@ class RayNodes:
         number = cluster.nodes_made + 1
         self._save(replace(cluster, nodes_made=number))
         address = f"127.0.{number // 250}.{number % 250 + 1}"
-        self._add(name, address, worker_command(cluster, name, address, gpus=self._gpus_per_node), wait_port=cluster.gcs_port)
+        self._add(name, address, self._worker_command(name, address), wait_port=cluster.gcs_port)
 
     def remove(self, name: str) -> None:
         """End one node's process group and forget it. Unknown names are no error: the node is gone either way."""
@@ -170,6 +164,21 @@ class RayNodes:
         cluster = self.cluster_or_fail()
         self._save(replace(cluster, nodes=(*cluster.nodes, Node(name=name, address=address, process=process))))
 
+    def _head_command(self, client_port: int) -> list[str]:
+        cluster = self.cluster_or_fail()
+        return head_command(
+            gcs_port=cluster.gcs_port,
+            dashboard_port=cluster.dashboard_port,
+            client_port=client_port,
+            temporary_folder=cluster.temporary_folder,
+        )
+
+    def _worker_command(self, name: str, address: str) -> list[str]:
+        cluster = self.cluster_or_fail()
+        return worker_command(
+            name=name, address=address, gcs_port=cluster.gcs_port, gpus=self._gpus_per_node, temporary_folder=cluster.temporary_folder
+        )
+
     def _environment(self, name: str) -> dict[str, str]:
         return (
             ray_environment(os.environ)
@@ -211,102 +220,6 @@ class RayNodes:
         self.cluster = cluster
         document: dict[str, Any] = asdict(cluster)
         self._folder.write_json(self._folder.cluster_file, document)
-
-
-def head_command(cluster: Cluster, client_port: int) -> list[str]:
-    """`ray start` for the head: no CPUs, so that no rank lands there; loopback dashboard; no fixed port anywhere."""
-    return [
-        *_ray("start", "--head"),
-        "--node-ip-address=127.0.0.1",
-        f"--port={cluster.gcs_port}",
-        "--dashboard-host=127.0.0.1",
-        f"--dashboard-port={cluster.dashboard_port}",
-        f"--ray-client-server-port={client_port}",
-        f"--temp-dir={cluster.temporary_folder}/{HEAD}",
-        "--num-cpus=0",
-        "--num-gpus=0",
-        *_SHARED_OPTIONS,
-    ]
-
-
-def worker_command(cluster: Cluster, name: str, address: str, *, gpus: int) -> list[str]:
-    """`ray start` for a worker node: one CPU slot for one rank, or as many GPUs as ranks."""
-    return [
-        *_ray("start"),
-        f"--address=127.0.0.1:{cluster.gcs_port}",
-        f"--node-ip-address={address}",
-        # A folder of its own: in a shared one, two nodes that start at once choose the same socket name, and one dies of it.
-        f"--temp-dir={cluster.temporary_folder}/{name}",
-        f"--num-cpus={max(gpus, 1)}",
-        f"--num-gpus={gpus}",
-        *_SHARED_OPTIONS,
-    ]
-
-
-def _ray(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "ray.scripts.scripts", *arguments]
-
-
-_SHARED_OPTIONS = (
-    "--object-store-memory=80000000",
-    "--min-worker-port=0",
-    "--max-worker-port=0",
-    "--dashboard-agent-listen-port=0",
-    "--include-log-monitor=false",
-    "--disable-usage-stats",
-    "--block",
-)
-
-
-def ray_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment of every process of the cluster: the inherited one without foreign Ray settings, and with ours.
-
-    Node failure is noticed by Ray after about 5 s instead of 13; the supervisor sees the exit at once. Credentials that the
-    trainer's storage needs (AWS_*) come along as inherited; nothing is written down.
-    """
-    kept = {key: value for key, value in inherited.items() if not key.startswith(("RAY_", "VIRTUAL_ENV_PROMPT"))}
-    return kept | {
-        "PYTHONSAFEPATH": "1",
-        "PYTHONUNBUFFERED": "1",
-        "RAY_AUTH_MODE": "token",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_worker_niceness": "0",
-        "RAY_raylet_start_wait_time_s": "120",
-        "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_timeout_ms": "1000",
-        "RAY_health_check_failure_threshold": "4",
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "60",
-    }
-
-
-def short_temporary_folder() -> Path:
-    """A new private folder for Ray's sockets with a path short enough for the kernel, wherever TMPDIR points."""
-    for base in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - mkdtemp makes it private
-        if len(base) <= MAX_TEMPORARY_BASE and base.isascii() and " " not in base and os.access(base, os.W_OK | os.X_OK):
-            return Path(tempfile.mkdtemp(prefix="smt-", dir=base))
-    raise SamiteError(
-        f"Ray's sockets need a writable temporary folder whose path has at most {MAX_TEMPORARY_BASE} plain characters; "
-        f"neither TMPDIR ({tempfile.gettempdir()}) nor /tmp nor /var/tmp is one. Try: export TMPDIR=/some/short/folder"
-    )
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now. All are held open until the last is found, so they differ."""
-    held = []
-    try:
-        for _ in range(count):
-            handle = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            handle.bind(("127.0.0.1", 0))
-            held.append(handle)
-        return [handle.getsockname()[1] for handle in held]
-    except OSError as error:
-        raise ConflictError(f"no free ports on 127.0.0.1 for a Ray cluster: {error}") from error
-    finally:
-        for handle in held:
-            handle.close()
 
 
 def _boot_id() -> str:
