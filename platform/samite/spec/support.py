@@ -3,6 +3,7 @@
 Unlike samite.spec.rules these are no part of the format: a later version lifts them, so they have no CEL text.
 """
 
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,10 +123,11 @@ def _storage(document: Document) -> Iterator[Finding]:
             found=found,
             hint="remove loadFrom, and the first stage's handover",
         )
-    if "credentials" in checkpoint:
-        found = f"credentials, which are {_NOT_YET}"
-        hint = "remove it, and export AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, before samite submit"
-        yield Finding(path=("spec", "checkpoint", "credentials"), wanted="the usual AWS environment and files", found=found, hint=hint)
+    for source in ("secretName", "serviceAccountName"):
+        if source in (checkpoint.get("credentials") or {}):
+            hint = "write profile, or leave credentials out and export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY before samite submit"
+            path = ("spec", "checkpoint", "credentials", source)
+            yield Finding(path=path, wanted="profile, because the engine is Local", found=f"{source}, which needs Kubernetes", hint=hint)
 
 
 def _kubernetes_only(document: Document) -> Iterator[Finding]:
@@ -144,11 +146,12 @@ def _kubernetes_only(document: Document) -> Iterator[Finding]:
                 hint = f"write hostEnv: {variable.get('name') or 'NAME'}, and export it before samite submit"
                 place = ("spec", "env", index, "valueFrom", key)
                 yield Finding(path=place, wanted="hostEnv, because the engine is Local", found=f"{key}, which needs Kubernetes", hint=hint)
-        host, name = source.get("hostEnv"), variable.get("name")
-        if host is not None and name is not None and host != name:
+        host = source.get("hostEnv")
+        if host is not None and host not in os.environ:
             place = ("spec", "env", index, "valueFrom", "hostEnv")
-            found = f"{host}; another name is {_NOT_YET}"
-            yield Finding(path=place, wanted=f"the variable's own name, {name}", found=found, hint=f"write hostEnv: {name}")
+            yield Finding(
+                path=place, wanted=f"{host} in the environment of this shell", found="no such variable", hint=f"run: export {host}=..."
+            )
 
 
 def _corpora(document: Document, folder: Path) -> Iterator[Finding]:
