@@ -44,9 +44,9 @@ __device__ __forceinline__ void scale_by_decay(PrepareShared& shared, const Prep
     const int pair = threadIdx.x & 63, row_tile = threadIdx.x >> 6;
     const Gate gate(arguments.a_log, arguments.dt_bias, arguments.lower_bound, head, pair);
     float fall[kTile][2];
-    decay_within_tile(shared.g, gate, chunk.rows, row_tile, pair, fall, shared.tile_total);
+    decay_within<kTile>(shared.g, gate, chunk.rows, row_tile, pair, fall, shared.tile_total);
     __syncthreads();
-    const PairAnchors at_tile(shared.tile_total, row_tile, pair);
+    const PairAnchors<kTile> at_tile(shared.tile_total, row_tile, pair);
     float grow[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void score_tiles(PrepareShared& shared) {
                 for (int i = 0; i < 4; ++i) {
                     const int pair = two_steps * 16 + i * 4 + (lane & 3);
                     b[i] = ptx::multiply_bf16x2(b[i], shared.between[between][0][pair]);
-                    b[i] = ptx::multiply_bf16x2(b[i], shared.between[between][1][pair]);
+                    if (row_tile > column_tile + 1) b[i] = ptx::multiply_bf16x2(b[i], shared.between[between][1][pair]);
                 }
             }
 #pragma unroll
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(kThreads, 2) prepare(const __grid_constant__ P
     }
     ptx::copy_async_wait<0>();
     __syncthreads();
-    row_norms(shared.q, shared.k, shared.q_norm, shared.k_norm);
+    row_norms<kThreads>(shared.q, shared.k, shared.q_norm, shared.k_norm);
     scale_by_decay(shared, arguments, chunk, head, tile);
     __syncthreads();
     score_tiles(shared);
@@ -308,10 +308,10 @@ __global__ void __launch_bounds__(kThreads, 2) prepare(const __grid_constant__ P
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(w);
-    store_panel(shared.k + group * kPanelBytes, 0, w, -1.f);
+    store_panel(shared.k + group * kPanelBytes, 0, 0, w, -1.f);
     if (!Backward) {
         ptx::wgmma_pin(u);
-        store_panel(shared.q, group * kHalf, u, 1.f);
+        store_panel(shared.q, group * kHalf, 0, u, 1.f);
     }
     ptx::fence_async_shared();
     __syncthreads();

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from samite_kernels.kda import sm90_launch as kernels
 from samite_kernels.kda.documents import find_documents
-from samite_kernels.kda.sm90_launch import CHUNK, HEAD_DIM, SQUARE_IMAGE, STATE_IMAGE, TOKEN_IMAGE, fill
+from samite_kernels.kda.sm90_launch import CHUNK, HEAD_DIM, STATE_IMAGE, TOKEN_IMAGE, fill
+from samite_kernels.kda.sm90_schedule import run_backward, run_forward, segments_of
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -40,23 +41,17 @@ def kda_forward(
     q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
     A_log, dt_bias = A_log.contiguous(), dt_bias.contiguous()
     initial_state = None if initial_state is None else initial_state.contiguous()
-    num_heads = q.shape[2]
     documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
     table = kernels.chunk_table(documents, q.device)
-    tiles = table.num_chunks * num_heads
-    starts = {"chunks": table.chunks, "first_chunk": table.first_chunk}
-    factors = _factors(q, tiles) | {"u_transposed": _images(q, tiles, TOKEN_IMAGE)}
-    sizes = {"num_chunks": table.num_chunks, "num_heads": num_heads, "scale": scale, "lower_bound": lower_bound}
-    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a_log": A_log, "dt_bias": dt_bias}
-    kernels.prepare_forward(fill(kernels.PrepareArguments, inputs, factors, starts, **sizes), q.device)
-    o = torch.empty_like(v)
-    final_state = torch.empty(documents.count, num_heads, HEAD_DIM, HEAD_DIM, dtype=torch.float32, device=q.device)
+    tiles = table.num_chunks * q.shape[2]
+    o, final_state = torch.empty_like(v), _states_like(q, documents.count)
     states = _images(q, tiles if save else 0, STATE_IMAGE)
     v_new = _images(q, tiles if save else 0, TOKEN_IMAGE)
-    results = {"initial_state": initial_state, "final_state": final_state, "o": o}
-    kept = {"states": states, "v_new": v_new} if save else {}
-    arguments = fill(kernels.ScanArguments, factors, starts, results, kept, num_documents=documents.count, num_heads=num_heads)
-    kernels.scan(arguments, q.device)
+    tensors = _inputs(q, k, v, g, beta, A_log, dt_bias) | {"chunks": table.chunks, "o": o, "final_state": final_state}
+    tensors |= {"states": states, "v_new": v_new} if save else {}
+    tensors |= {} if initial_state is None else {"initial_state": initial_state}
+    numbers = {"num_heads": q.shape[2], "scale": scale, "lower_bound": lower_bound}
+    run_forward(segments_of(documents, q.device), tensors, numbers)
     return o, final_state, states, v_new
 
 
@@ -107,36 +102,24 @@ def kda_backward(
     q, k, v, g, beta, d_o = (x.contiguous() for x in (q, k, v, g, beta, d_o))
     A_log, dt_bias = A_log.contiguous(), dt_bias.contiguous()
     d_final_state = None if d_final_state is None else d_final_state.contiguous()
-    num_heads = q.shape[2]
     documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
     table = kernels.chunk_table(documents, q.device)
-    tiles = table.num_chunks * num_heads
-    starts = {"chunks": table.chunks, "first_chunk": table.first_chunk}
-    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a_log": A_log, "dt_bias": dt_bias}
-    sizes = {"num_chunks": table.num_chunks, "num_heads": num_heads, "scale": scale, "lower_bound": lower_bound}
-    factors = _factors(q, tiles)
-    saved = {"states": states, "v_new": v_new, "inverse": _images(q, tiles, SQUARE_IMAGE)}
-    kernels.prepare_backward(fill(kernels.PrepareArguments, inputs, factors, starts, saved, **sizes), q.device)
-
-    d_initial_state = torch.empty(documents.count, num_heads, HEAD_DIM, HEAD_DIM, dtype=torch.float32, device=q.device)
-    d_states, d_v_new = _images(q, tiles, STATE_IMAGE), _images(q, tiles, TOKEN_IMAGE)
-    flow = {"d_o": d_o, "d_final_state": d_final_state, "d_initial_state": d_initial_state, "d_states": d_states, "d_v_new": d_v_new}
-    arguments = fill(kernels.ReverseScanArguments, factors, starts, flow, num_documents=documents.count, num_heads=num_heads)
-    kernels.reverse_scan(arguments, q.device)
-
-    # The factors are spent and at least as large as the gradients: their memory takes them.
-    d_q, d_k, d_g = (factors[name].flatten()[: q.numel()].view(q.shape) for name in ("q_grown", "k_kept", "minus_w"))
-    factors.clear()
-    d_v, d_beta = torch.empty_like(v), torch.empty_like(beta)
+    tiles = table.num_chunks * q.shape[2]
+    d_initial_state = _states_like(q, documents.count)
+    d_q, d_k, d_v, d_g, d_beta = (torch.empty_like(x) for x in (q, k, v, g, beta))
     parts = {
         "d_a_log_parts": torch.empty(tiles, dtype=torch.float32, device=q.device),
         "d_dt_bias_parts": torch.empty(tiles, HEAD_DIM, dtype=torch.float32, device=q.device),
     }
-    results = {"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_g": d_g, "d_beta": d_beta}
-    kernels.gradient(fill(kernels.GradientArguments, inputs, flow, saved, starts, results, parts, **sizes), q.device)
+    tensors = _inputs(q, k, v, g, beta, A_log, dt_bias) | parts | {"chunks": table.chunks}
+    tensors |= {"states": states, "v_new": v_new, "d_o": d_o, "d_initial_state": d_initial_state}
+    tensors |= {"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_g": d_g, "d_beta": d_beta}
+    tensors |= {} if d_final_state is None else {"d_final_state": d_final_state}
+    numbers = {"num_heads": q.shape[2], "scale": scale, "lower_bound": lower_bound}
+    run_backward(segments_of(documents, q.device), tensors, numbers)
     d_a_log, d_dt_bias = torch.empty_like(A_log), torch.empty_like(dt_bias)
     sums = {"d_a_log": d_a_log, "d_dt_bias": d_dt_bias}
-    kernels.reduce(fill(kernels.ReduceArguments, parts, sums, num_chunks=table.num_chunks, num_heads=num_heads), q.device)
+    kernels.reduce(fill(kernels.ReduceArguments, parts, sums, num_chunks=table.num_chunks, num_heads=q.shape[2]), q.device)
     return d_q, d_k, d_v, d_g, d_beta, d_a_log, d_dt_bias, d_initial_state
 
 
@@ -182,15 +165,16 @@ def _backward(ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None, *_: Te
 kda_forward.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _factors(q: Tensor, tiles: int) -> dict[str, Tensor]:
-    factors = {name: _images(q, tiles, TOKEN_IMAGE) for name in ("minus_w", "q_grown", "k_kept")}
-    factors["scores"] = _images(q, tiles, SQUARE_IMAGE)
-    factors["keep"] = torch.empty(tiles, HEAD_DIM, dtype=torch.float32, device=q.device)
-    return factors
+def _inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor) -> dict[str, Tensor]:
+    return {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a_log": A_log, "dt_bias": dt_bias}
 
 
 def _images(like: Tensor, tiles: int, elements: int) -> Tensor:
     return torch.empty(tiles, elements, dtype=torch.bfloat16, device=like.device)
+
+
+def _states_like(q: Tensor, num_documents: int) -> Tensor:
+    return torch.empty(num_documents, q.shape[2], HEAD_DIM, HEAD_DIM, dtype=torch.float32, device=q.device)
 
 
 def chunk_kda_sm90(

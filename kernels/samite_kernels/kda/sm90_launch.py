@@ -60,7 +60,7 @@ reduce = declare("sm90_kda_reduce")
 
 
 class ChunkTable:
-    """Where each chunk of the documents lies, on the device: `chunks` [C, 4] int32 and `first_chunk` [documents + 1] int32."""
+    """Where each chunk of the documents lies, on the device: `chunks` [C, 4] int32, a row (first token, rows, document, 0)."""
 
     def __init__(self, documents: Documents, device: torch.device) -> None:
         counts = torch.tensor(documents.num_chunks(CHUNK), dtype=torch.int64)
@@ -73,7 +73,6 @@ class ChunkTable:
         start = offsets[document] + position * CHUNK
         rows = torch.minimum(offsets[document + 1] - start, torch.tensor(CHUNK))
         self.chunks = torch.stack([start, rows, document, torch.zeros_like(rows)], 1).to(device, torch.int32)
-        self.first_chunk = first.to(device, torch.int32)
 
 
 @lru_cache(maxsize=128)
@@ -84,7 +83,7 @@ def chunk_table(documents: Documents, device: torch.device) -> ChunkTable:
 
 def fill(block: type[ctypes.Structure], *tensors: Mapping[str, Tensor | None], **numbers: float) -> ctypes.Structure:
     """An argument block from tensors by field name, of which it takes those that it has; absent pointers are null."""
-    wanted = {name for name, _ in block._fields_}
+    wanted = {str(field[0]) for field in list(block._fields_)}
     given = {name: tensor for group in tensors for name, tensor in group.items() if name in wanted and tensor is not None}
     pointers = {name: tensor.data_ptr() for name, tensor in given.items()}
     return block(**pointers, **numbers)

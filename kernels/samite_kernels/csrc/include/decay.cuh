@@ -1,4 +1,4 @@
-// From raw q, k, g, beta of one chunk in shared memory to norms, log-decays and the anchors of the score tiles. 256 threads a chunk.
+// From raw q, k, g, beta of one chunk in shared memory to norms, log-decays and the anchors of the score tiles.
 //
 // G is the cumulative log2-decay of the chunk and R_I the integer nearest to G just before tile I. A row of tile I carries
 // 2^(G - R_I), a column 2^(R_I - G): with the bound of -5 both stay within 2^+-116. Between tiles I > J the columns of J are scaled by
@@ -31,13 +31,17 @@ __device__ __forceinline__ float write_strength(const __nv_bfloat16* beta, const
     return 1.f / (1.f + ptx::exp2_fast(-kLog2E * logit));
 }
 
-// 1 / |row| of q and k, four threads a row.
+// 1 / |row| of q and k, several neighbouring threads a row.
+template <int Threads>
 __device__ __forceinline__ void row_norms(const unsigned char* q_image, const unsigned char* k_image, float* q_norm, float* k_norm) {
-    const int row = threadIdx.x >> 2, quarter = threadIdx.x & 3;
+    constexpr int kPerRow = Threads / kChunk;
+    constexpr int kPieces = 16 / kPerRow;
+    const int row = threadIdx.x / kPerRow, part = threadIdx.x % kPerRow;
     float q_sum = 0.f, k_sum = 0.f;
 #pragma unroll
-    for (int p = 0; p < 4; ++p) {
-        const uint32_t offset = (quarter >> 1) * kPanelBytes + piece_offset(row, (quarter & 1) * 4 + p);
+    for (int p = 0; p < kPieces; ++p) {
+        const int piece = part * kPieces + p;
+        const uint32_t offset = (piece >> 3) * kPanelBytes + piece_offset(row, piece & 7);
         const uint4 q = *reinterpret_cast<const uint4*>(q_image + offset);
         const uint4 k = *reinterpret_cast<const uint4*>(k_image + offset);
         const uint32_t qs[4] = {q.x, q.y, q.z, q.w}, ks[4] = {k.x, k.y, k.z, k.w};
@@ -48,11 +52,11 @@ __device__ __forceinline__ void row_norms(const unsigned char* q_image, const un
         }
     }
 #pragma unroll
-    for (int mask = 1; mask < 4; mask <<= 1) {
+    for (int mask = 1; mask < kPerRow; mask <<= 1) {
         q_sum += __shfl_xor_sync(~0u, q_sum, mask);
         k_sum += __shfl_xor_sync(~0u, k_sum, mask);
     }
-    if (quarter == 0) {
+    if (part == 0) {
         q_norm[row] = rsqrtf(q_sum + kNormEpsilon);
         k_norm[row] = rsqrtf(k_sum + kNormEpsilon);
     }
@@ -74,13 +78,14 @@ struct Gate {
     }
 };
 
-// Running log2-decay of two channels within one tile, and the tile's total to `tile_total`.
-__device__ __forceinline__ void decay_within_tile(const unsigned char* g_image, const Gate& gate, int rows, int row_tile, int pair,
-                                                  float (&fall)[kTile][2], float (*tile_total)[kDim]) {
+// Running log2-decay of two channels over `Rows` rows (16, a tile, or 8), and their total to `totals`.
+template <int Rows>
+__device__ __forceinline__ void decay_within(const unsigned char* g_image, const Gate& gate, int rows, int row_group, int pair,
+                                             float (&fall)[Rows][2], float (*totals)[kDim]) {
     float sum[2] = {0.f, 0.f};
 #pragma unroll
-    for (int r = 0; r < kTile; ++r) {
-        const int row = row_tile * kTile + r;
+    for (int r = 0; r < Rows; ++r) {
+        const int row = row_group * Rows + r;
         const uint32_t raw = *reinterpret_cast<const uint32_t*>(g_image + element_offset(row, pair * 2));
         const float bound = row < rows ? gate.bound * kLog2E : 0.f;
         sum[0] += bound * gate.sigmoid(ptx::low_bf16(raw) + gate.bias.x);
@@ -88,28 +93,33 @@ __device__ __forceinline__ void decay_within_tile(const unsigned char* g_image, 
         fall[r][0] = sum[0];
         fall[r][1] = sum[1];
     }
-    *reinterpret_cast<float2*>(&tile_total[row_tile][pair * 2]) = make_float2(sum[0], sum[1]);
+    *reinterpret_cast<float2*>(&totals[row_group][pair * 2]) = make_float2(sum[0], sum[1]);
 }
 
-// Anchors of two channels, from the totals of all tiles.
+// Anchors of two channels for a group of rows, from the totals of all groups of `Rows` rows.
+template <int Rows>
 struct PairAnchors {
     float all[2][kNumTiles];  // R of every tile
     float own[2];             // R of this tile
-    float offset[2];          // G just before the tile, minus R
+    float offset[2];          // G just before the group, minus R
     float total[2];           // G of the chunk's last row
     float half_keep[2];       // 2^((total - R) / 2): squared, it takes a column 2^(R - G) to 2^(total - G) without a flush between
 
-    __device__ __forceinline__ PairAnchors(const float (*tile_total)[kDim], int row_tile, int pair) {
+    __device__ __forceinline__ PairAnchors(const float (*totals)[kDim], int row_group, int pair) {
+        constexpr int kPerTile = kTile / Rows;
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
             float before = 0.f, mine = 0.f;
+            own[c] = 0.f;
 #pragma unroll
-            for (int t = 0; t < kNumTiles; ++t) {
-                all[c][t] = rintf(before);
-                if (t == row_tile) mine = before;
-                before += tile_total[t][pair * 2 + c];
+            for (int group = 0; group < kChunk / Rows; ++group) {
+                if (group % kPerTile == 0) {
+                    all[c][group / kPerTile] = rintf(before);
+                    if (group / kPerTile == row_group / kPerTile) own[c] = rintf(before);
+                }
+                if (group == row_group) mine = before;
+                before += totals[group][pair * 2 + c];
             }
-            own[c] = rintf(mine);
             offset[c] = mine - own[c];
             total[c] = before;
             half_keep[c] = ptx::exp2_fast(0.5f * (before - own[c]));
@@ -117,14 +127,14 @@ struct PairAnchors {
     }
 };
 
-// 2^distance, distance an integer <= 0, as the bits of two bfloat16 factors.
+// 2^distance, distance an integer <= 0, as the bits of two bfloat16 factors. Between neighbouring tiles the second is 1.
 struct PowerPair {
     uint32_t first;
     uint32_t second;
 
     __device__ __forceinline__ explicit PowerPair(float distance) {
         const int whole = max(static_cast<int>(distance), -252);
-        const int half = max(whole / 2, -126);
+        const int half = max(whole, -126);
         first = static_cast<uint32_t>((half + 127) << 7);
         second = static_cast<uint32_t>((whole - half + 127) << 7);
     }

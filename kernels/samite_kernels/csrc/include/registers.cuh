@@ -28,14 +28,15 @@ __device__ __forceinline__ void store_rows(unsigned char* image, const uint32_t 
     }
 }
 
-// Accumulators of one warpgroup [64, 64] as bfloat16 rows `first_row`.. of a panel.
-__device__ __forceinline__ void store_panel(unsigned char* panel, int first_row, const float (&d)[32], float sign) {
+// Accumulators of one warpgroup, [64, N], as bfloat16 to a panel: rows from `first_row`, columns from 8 * `first_piece`.
+template <int Registers>
+__device__ __forceinline__ void store_panel(unsigned char* panel, int first_row, int first_piece, const float (&d)[Registers], float sign) {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int row = first_row + warp * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
     const uint32_t base = ptx::shared_address(panel);
 #pragma unroll
-    for (int n = 0; n < 8; n += 2) {
-        ptx::store_matrix_x4(base + piece_offset(row, n + (lane >> 4)), ptx::pack_bf16(sign * d[4 * n], sign * d[4 * n + 1]),
+    for (int n = 0; n < Registers / 4; n += 2) {
+        ptx::store_matrix_x4(base + piece_offset(row, first_piece + n + (lane >> 4)), ptx::pack_bf16(sign * d[4 * n], sign * d[4 * n + 1]),
                              ptx::pack_bf16(sign * d[4 * n + 2], sign * d[4 * n + 3]),
                              ptx::pack_bf16(sign * d[4 * n + 4], sign * d[4 * n + 5]),
                              ptx::pack_bf16(sign * d[4 * n + 6], sign * d[4 * n + 7]));
