@@ -307,3 +307,25 @@ def test_files_survive_and_a_new_process_would_find_them(tmp_path: Path):
     uri = f"file://{tmp_path}/a folder/run"
     save(manager(uri), 1, 2)
     assert loaded(manager(uri, epoch=2)) == 2
+
+
+def test_a_synchronous_save_raises_for_itself_and_not_for_an_earlier_one(store):
+    saver = manager(store)
+    store.add(Fault("put", "*/data/*", Action.FULL, times=1))
+    saver.save(1, state(1))
+    saver.drain(5)
+    saver.save(2, state(2), asynchronous=False)
+    assert [failure.step for failure in saver.take_failures()] == [1]
+    store.add(Fault("put", "*/data/*", Action.FORBIDDEN))
+    with pytest.raises(SaveFailedError, match="step 3"):
+        saver.save(3, state(3), asynchronous=False)
+    assert saver.take_failures() == []
+
+
+def test_a_save_ends_by_its_deadline_even_if_storage_holds_every_thread(store, monkeypatch):
+    monkeypatch.setattr("samite_workloads.checkpoint.jobs.LAST_RESORT_S", 0.2)
+    saver = manager(store, deadline_s=0.3)
+    store.add(Fault("children", "*/rank/", Action.STALL))
+    with pytest.raises(SaveFailedError, match="has not answered"):
+        saver.save(1, state(1), asynchronous=False)
+    store.clear()

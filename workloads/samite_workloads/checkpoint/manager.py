@@ -12,7 +12,6 @@ Every rank calls the same methods in the same order. All collectives are a few b
 """
 
 import hashlib
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -22,18 +21,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 import samite
-from samite.checkpoint.checksum import crc64
 from samite.checkpoint.commit import CommitRequest, announce_abort, announce_failure
 from samite.checkpoint.fence import open_session
-from samite.checkpoint.index import Witness
 from samite.checkpoint.layout import CheckpointId, SessionId
 from samite.checkpoint.store import Store, open_store
 from samite.checkpoint.store.probe import probe
 from samite.checkpoint.store.retry import RetryingStore
 from samite.errors import SamiteError, UsageError, WaitTimeoutError
 from samite_workloads.checkpoint.agreement import peers
-from samite_workloads.checkpoint.background import BackgroundSaver, SaveJob
-from samite_workloads.checkpoint.plan import WritePlan, write_plan
+from samite_workloads.checkpoint.background import BackgroundSaver
+from samite_workloads.checkpoint.jobs import Ledger, SaveJob
 from samite_workloads.checkpoint.restore import restore
 from samite_workloads.checkpoint.results import (
     CheckpointOptions,
@@ -43,11 +40,13 @@ from samite_workloads.checkpoint.results import (
     RestoreMismatchError,
     SaveFailedError,
     SaveFailure,
-    SaveSkippedError,
 )
-from samite_workloads.checkpoint.shards import LocalShard, local_shards
-from samite_workloads.checkpoint.staging import Buffer, BufferPool, witness_bytes
-from samite_workloads.checkpoint.writer import describe
+from samite_workloads.checkpoint.shards import local_shards
+from samite_workloads.checkpoint.snapshot import Prepared, agreement, prepare, readiness, take_snapshot
+from samite_workloads.checkpoint.staging import Buffer, BufferPool
+
+_LOOK_S = 0.5
+"""Between looks whether a pending save's time is over."""
 
 
 class CheckpointManager:
@@ -75,7 +74,8 @@ class CheckpointManager:
         self._peers = peers(group, rank, world_size)
         self._session, self._nonce = self._open_session(epoch)
         self._pool = BufferPool(self._options.buffers)
-        self._background = BackgroundSaver(self._store, rank, self._pool, self._options)
+        self._ledger = Ledger()
+        self._background = BackgroundSaver(self._store, rank, self._pool, self._ledger, self._options)
         self._saves = 0
 
     @property
@@ -100,40 +100,42 @@ class CheckpointManager:
         """Snapshot `tensors` and write them in the background; on return the caller may change them.
 
         `extra` is JSON, the same on every rank. `final` marks the last checkpoint of a stage. With `asynchronous=False` it returns after the commit
-        and raises SaveFailedError. Raises UnsupportedTensorError or ValueError on all ranks if any rank's state cannot be written; a slow or broken
+        and raises SaveFailedError if there is none. Raises UnsupportedTensorError or ValueError on all ranks if any rank's state cannot be written; a slow or broken
         storage never raises here, see `take_failures`.
         """
         began_s = time.monotonic()
-        problem, buffer, shards, plan, document = "", None, [], None, {}
-        try:
-            document = json.loads(json.dumps(dict(extra or {})))
-            shards = local_shards(tensors, rank=self._rank, world_size=self._world_size)
-            plan = write_plan(shards, object_bytes=self._options.object_bytes)
-        except (SamiteError, ValueError, TypeError) as error:
-            problem = f"rank {self._rank}: {error}"
-        if not problem:
-            buffer = self._pool.take(self._options.stall_s)
-        answers = self._peers.gather((problem, buffer is not None, step, sorted(tensors) if len(tensors) < 64 else len(tensors)))
+        prepared = prepare(step, tensors, extra, rank=self._rank, world_size=self._world_size, object_bytes=self._options.object_bytes)
+        buffer = None if prepared.problem else self._pool.take(self._options.stall_s)
         self._saves += 1
-        if plan is None or buffer is None or not self._all_ready(step, answers):
-            if buffer is not None:
-                self._pool.give_back(buffer)
-            self._refuse_or_skip(step, answers)
+        try:
+            answers = self._peers.gather(readiness(prepared, buffer_free=buffer is not None))
+            skipped = agreement(answers, self._options, self._ledger.last_error)
+            job = None if skipped or buffer is None else self._job(prepared, buffer, began_s, final=final)
+        except BaseException:
+            self._give_back(buffer)
+            raise
+        if job is None:
+            self._give_back(buffer)
+            assert skipped is not None
+            if not asynchronous:
+                raise SaveFailedError(skipped.reason)
+            self._ledger.skip(skipped)
             return
-        checkpoint_id = str(CheckpointId(step=step, epoch=self._session.epoch, attempt=self._attempt()))
-        job = self._snapshot(checkpoint_id, step, shards, plan, buffer, extra=document, began_s=began_s, final=final)
         self._background.submit(job)
         if not asynchronous:
-            job.done.wait(self._options.deadline_s + 30.0)
-            self._raise_failures()
+            while not job.done.wait(_LOOK_S):
+                self._ledger.pending()
+            if job.failure is not None:
+                self._ledger.forget(job.failure)
+                raise SaveFailedError(f"step {step}: {job.failure.reason}")
 
     def poll(self) -> list[Committed]:
         """Checkpoints committed since the last call; never waits, never raises."""
-        return self._background.take_committed()
+        return self._ledger.take_committed()
 
     def take_failures(self) -> list[SaveFailure]:
         """Saves that failed or were skipped since the last call. Training may go on: older checkpoints are untouched."""
-        return self._background.take_failures()
+        return self._ledger.take_failures()
 
     def wait(self, timeout_s: float | None = None) -> list[Committed]:
         """Wait for all pending saves and return those committed since the last `poll`.
@@ -147,18 +149,20 @@ class CheckpointManager:
     def drain(self, timeout_s: float | None = None) -> list[Committed]:
         """Like `wait`, but failures are left to `take_failures`: for a loop that saves once more anyway."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        for job in self._background.pending():
-            if not job.done.wait(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
+        while pending := self._ledger.pending():
+            rest_s = _LOOK_S if deadline_s is None else deadline_s - time.monotonic()
+            if rest_s <= 0:
                 raise WaitTimeoutError(
-                    f"{job.request.checkpoint_id} is still being written after {timeout_s:.0f} s; {self.health().last_error}"
+                    f"{pending[0].request.checkpoint_id} is still being written after {timeout_s:.0f} s; {self.health().last_error}"
                 )
+            pending[0].done.wait(min(rest_s, _LOOK_S))
         return self.poll()
 
     def health(self) -> Health:
         """How saving goes right now."""
-        pending = self._background.pending()
+        pending = self._ledger.pending()
         oldest_s = time.monotonic() - pending[0].began_s if pending else 0.0
-        return Health(pending=len(pending), oldest_pending_s=oldest_s, last_error=self._background.last_error)
+        return Health(pending=len(pending), oldest_pending_s=oldest_s, last_error=self._ledger.last_error)
 
     def restore(
         self,
@@ -220,31 +224,13 @@ class CheckpointManager:
             raise answer
         return answer
 
-    def _attempt(self) -> str:
-        return hashlib.blake2b(f"{self._nonce}:{self._saves}".encode(), digest_size=4).hexdigest()
-
-    def _snapshot(
-        self,
-        checkpoint_id: str,
-        step: int,
-        shards: list[LocalShard],
-        plan: WritePlan,
-        buffer: Buffer,
-        *,
-        extra: dict[str, Any],
-        began_s: float,
-        final: bool,
-    ) -> SaveJob:
+    def _job(self, prepared: Prepared, buffer: Buffer, began_s: float, *, final: bool) -> SaveJob:
+        attempt = hashlib.blake2b(f"{self._nonce}:{self._saves}".encode(), digest_size=4).hexdigest()
+        checkpoint_id = str(CheckpointId(step=prepared.step, epoch=self._session.epoch, attempt=attempt))
         snapshot_began_s = time.monotonic()
         try:
-            buffer.fill(plan, shards)
-            witnesses = [
-                Witness(number, shard.box, crc64(witness_bytes(shard)))
-                for number, shard in enumerate(shards)
-                if self._options.check_replicas and shard.num_replicas > 1 and shard.num_bytes
-            ]
+            description = take_snapshot(prepared, buffer, check_replicas=self._options.check_replicas)
         except BaseException as error:
-            self._pool.give_back(buffer)
             reason = f"{type(error).__name__} during the snapshot: {error}"
             if self._rank:
                 announce_failure(self._store, checkpoint_id, self._rank, reason)
@@ -255,17 +241,17 @@ class CheckpointManager:
         return SaveJob(
             request=CommitRequest(
                 checkpoint_id=checkpoint_id,
-                step=step,
+                step=prepared.step,
                 world_size=self._world_size,
                 session=self._session,
                 run_uid=self._run_uid,
                 created_unix_s=round(time.time(), 3),
-                extra=extra,
+                extra=prepared.extra,
                 final=final,
                 writer=f"samite {samite.__version__}",
             ),
-            plan=plan,
-            description=describe(shards, plan, witnesses),
+            plan=prepared.plan,
+            description=description,
             buffer=buffer,
             began_s=began_s,
             deadline_s=began_s + self._options.deadline_s,
@@ -273,24 +259,9 @@ class CheckpointManager:
             stall_s=now_s - began_s,
         )
 
-    @staticmethod
-    def _all_ready(step: int, answers: Sequence[tuple[str, bool, int, Any]]) -> bool:
-        return all(not problem and ready and other == step and names == answers[0][3] for problem, ready, other, names in answers)
-
-    def _refuse_or_skip(self, step: int, answers: Sequence[tuple[str, bool, int, Any]]) -> None:
-        problems = [problem for problem, _, _, _ in answers if problem]
-        if problems:
-            raise SamiteError("nothing was saved: " + "; ".join(problems))
-        if len({other for _, _, other, _ in answers}) > 1:
-            raise SamiteError(f"nothing was saved: ranks save different steps {[other for _, _, other, _ in answers]}")
-        busy = [str(rank) for rank, (_, ready, _, _) in enumerate(answers) if not ready]
-        if not busy:
-            raise SamiteError("nothing was saved: ranks save different sets of tensors")
-        error = SaveSkippedError(
-            f"step {step} was not saved: all {self._options.buffers} staging buffers of rank {', '.join(busy[:8])} stayed busy for "
-            f"{self._options.stall_s:.0f} s. {self._background.last_error or 'Storage is slower than the interval between saves'}"
-        )
-        self._background.add_failure(SaveFailure(step=step, checkpoint_id="", error=error))
+    def _give_back(self, buffer: Buffer | None) -> None:
+        if buffer is not None:
+            self._pool.give_back(buffer)
 
     def _raise_failures(self) -> None:
         failures = self.take_failures()

@@ -6,13 +6,18 @@ stage ends only with its final checkpoint committed. A storage that is slow or d
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from samite.checkpoint import StoreOptions
+import torch
+import torch.distributed as dist
+
+from samite.checkpoint import StoreOptions, open_store
 from samite.checkpoint.retention import KeepPolicy
 from samite.spec.attempt import AttemptSpec
-from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions
+from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions, SaveFailedError
+from samite_workloads.train.kill_points import KillPointStore
 from samite_workloads.train.learner import Learner
 from samite_workloads.train.observe import Observer
 from samite_workloads.train.plan import TrainPlan
@@ -30,7 +35,7 @@ class Saver:
         self._saved_at_s = time.monotonic()
         self._last_id, self._last_step = "", -1
         self.manager = CheckpointManager(
-            attempt.checkpoint_uri,
+            KillPointStore(open_store(attempt.checkpoint_uri, store_options_of(plan.checkpoint.options))),
             run_uid=attempt.run_uid,
             epoch=attempt.attempt,
             rank=session.facts.rank,
@@ -66,10 +71,13 @@ class Saver:
 
         Raises SaveFailedError when it can't be stored: the stage is not complete then.
         """
-        self._take_note(wait=True)
-        if self._last_step != state.step:
+        with suppress(SaveFailedError):  # an earlier save that failed is told below and does not matter now
+            self.manager.wait()
+        self._take_note()
+        if self._agreed_step() != state.step:
             self._save(state, learner, asynchronous=False, final=True)
-            self._take_note(wait=True)
+            self.manager.wait()
+            self._take_note()
         return self._last_id
 
     def _save(self, state: TrainState, learner: Learner, *, asynchronous: bool, final: bool) -> None:
@@ -81,7 +89,7 @@ class Saver:
 
     def _take_note(self, *, wait: bool = False) -> None:
         telemetry = self._session.telemetry
-        for commit in self.manager.wait() if wait else self.manager.poll():
+        for commit in self.manager.drain() if wait else self.manager.poll():
             self._last_id, self._last_step = commit.checkpoint_id, commit.step
             self._session.heartbeat.checkpoint_step = commit.step
             if not self._session.is_first:
