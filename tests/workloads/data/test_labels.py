@@ -1,5 +1,7 @@
 """Labels of real batches against a brute-force oracle that knows only the stored documents."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -109,7 +111,7 @@ def test_types_are_those_of_the_contract(corpus: Corpus):
     types = {name: str(getattr(batch, name).dtype) for name in TYPES}
     assert types == TYPES
     borders = batch.cu_seqlens_N1.tolist()
-    assert batch.max_seqlen == max(end - first for first, end in zip(borders, borders[1:], strict=False))
+    assert batch.max_seqlen == max(end - first for first, end in itertools.pairwise(borders))
 
 
 def test_one_token_documents_carry_no_label(corpus: Corpus):
@@ -119,7 +121,7 @@ def test_one_token_documents_carry_no_label(corpus: Corpus):
     singles = 0
     for _, batch in laid_out(corpus, 64, 40, 1):
         borders = batch.cu_seqlens_N1.tolist()
-        for first, end in zip(borders, borders[1:], strict=False):
+        for first, end in itertools.pairwise(borders):
             if end - first == 1 and batch.tokens_T[first] == corpus.special.document_end:
                 singles += 1
                 assert batch.labels_T[first] == IGNORED_LABEL

@@ -4,6 +4,7 @@ import gc
 import json
 import threading
 import time
+from itertools import islice
 
 import pytest
 import torch
@@ -202,8 +203,7 @@ def test_closing_or_dropping_a_loader_ends_its_thread(corpus: Corpus):
     closed.close()
     assert data_threads() == before
     with pytest.raises(RuntimeError, match="closed"):
-        for _ in range(10):
-            next(closed)
+        list(islice(closed, 10))
     dropped = loader(corpus)
     next(dropped)
     del dropped

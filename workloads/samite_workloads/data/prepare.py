@@ -26,6 +26,7 @@ from samite_workloads.data.layout import (
     SourceRecord,
     canonical_json,
     file_record,
+    sha256_of,
 )
 from samite_workloads.data.shards import SourceWriter
 from samite_workloads.data.staging import staged
@@ -223,8 +224,8 @@ def _recipe(sources: Sequence[Source], vocab_size: int, tokenizer_file: Path | N
 
     tokenizer: dict[str, Any] = {"vocab_size": vocab_size, "library": tokenizers.__version__}
     if tokenizer_file is not None:
-        record = file_record(tokenizer_file.parent, tokenizer_file)
-        tokenizer = {"file": record.sha256}
+        load_tokenizer(tokenizer_file)
+        tokenizer = {"file": sha256_of(tokenizer_file)}
     return {
         "format": FORMAT,
         "tokenizer": tokenizer,
