@@ -68,9 +68,10 @@ def check_tree(tree: Tree, folder: Path) -> tuple[TrainingRun | None, list[Probl
     if (problem := _other_kind(tree)) is not None:
         return None, [problem]
     verdict = check_schema(tree)
-    filled = filled_document(tree.value, verdict.bad)
+    filled = filled_document(tree.value, verdict.bad | tree.unusable)
     findings = [finding for _, finding in check_rules(filled)] + check_support(filled, folder)
-    problems = [*tree.problems, *verdict.problems, *_problems(findings, tree)]
+    told = {problem.path for problem in tree.problems}
+    problems = [*tree.problems, *(problem for problem in verdict.problems if problem.path not in told), *_problems(findings, tree)]
     return (None if problems or verdict.run is None else _with_absolute_paths(verdict.run, folder)), problems
 
 

@@ -28,6 +28,8 @@ class Tree:
     """How numbers, truth values and nulls stand in the file, for messages: 1e3, on."""
     replaced: set[Path] = field(default_factory=set)
     """Paths that `--set` has written; they have no line."""
+    unusable: set[Path] = field(default_factory=set)
+    """Paths whose value has a problem of its own already; it is missing in `value`."""
     problems: list[Problem] = field(default_factory=list)
 
     def line_of(self, path: Path) -> int | None:
@@ -190,6 +192,7 @@ class _Constructor:
             result.update(self._mapping(source, path))
 
     def _problem(self, path: Path, line: int, wanted: str, found: str, hint: str) -> None:
+        self.tree.unusable.add(path)
         self.tree.problems.append(Problem(path=dotted(path), wanted=wanted, found=found, hint=hint, line=line))
 
 

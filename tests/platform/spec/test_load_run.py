@@ -181,3 +181,29 @@ def test_problems_stand_in_the_order_of_the_file():
 def test_a_wrong_field_does_not_hide_the_problems_of_its_neighbours():
     text = MINIMAL.replace("name: pretrain", "name: 7").replace("{steps: 10}", "{steps: ten, tokens: 5}")
     assert [path for path, _ in problems_of(text)] == ["spec.stages[0].name", "spec.stages[0].budget.steps", "spec.stages[0].budget"]
+
+
+@pytest.mark.parametrize(("written", "value"), [("1e-5", 1e-5), ("3e-4", 3e-4), (".5", 0.5), ("1_0", 10.0), ("0x1", 1.0), ("1", 1.0)])
+def test_a_learning_rate_is_the_number_that_kubectl_would_send(written: str, value: float):
+    text = MINIMAL + f"  optimizer: {{learningRate: {written}}}\n"
+    assert load_run(text).run.spec.optimizer.learning_rate == value
+
+
+@pytest.mark.parametrize("written", ["1e-5x", '"1e-5"', "on", "010", "12:30", ".inf", "1e400", "[1]"])
+def test_what_is_no_number_for_kubectl_is_no_learning_rate(written: str):
+    assert problems_of(MINIMAL + f"  optimizer:\n    learningRate: {written}\n") == [("spec.optimizer.learningRate", 12)]
+
+
+@pytest.mark.parametrize(("written", "value"), [("1e1", 10), ("1_0", 10), ("10.0", 10), ("0b1010", 10), ("+10", 10)])
+def test_a_whole_number_may_be_written_in_any_way_that_kubectl_reads(written: str, value: int):
+    assert load_run(MINIMAL.replace("steps: 10", f"steps: {written}")).run.total_steps == value
+
+
+@pytest.mark.parametrize("written", ["on", "1e3", "010", "y", "1_000", "12:30", "0x1f", "true", "~", "2026-11-30", ".5"])
+def test_a_name_is_text_for_every_reader(written: str):
+    assert [path for path, _ in problems_of(MINIMAL.replace("tiny-run", written))] == ["metadata.name"]
+
+
+@pytest.mark.parametrize("written", ["a1e3", "on-call", "run-010"])
+def test_a_name_that_only_begins_like_a_number_or_a_truth_value_is_fine(written: str):
+    assert load_run(MINIMAL.replace("tiny-run", written)).run.name == written
