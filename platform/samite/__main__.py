@@ -5,9 +5,15 @@ import sys
 
 def main() -> None:
     """Run the CLI and leave with its exit code."""
-    from samite.cli.app import run
+    try:
+        from samite.cli.app import run
 
-    sys.exit(run())
+        code = run()
+    except KeyboardInterrupt:
+        # While modules still load: nothing has been done yet.
+        sys.stderr.write("interrupted\n")
+        code = 130
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+"""Fixtures of the drills: one prepared corpus, and one unbroken run that the broken ones are compared with."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from local_run import LocalRun, spec_document
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small corpus, prepared once."""
+    from samite_workloads.data.prepare import prepare_quickstart
+
+    folder = tmp_path_factory.mktemp("corpus") / "quickstart"
+    return prepare_quickstart(folder).folder
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Iterator[LocalRun]:
+    """A run of two stages that nobody disturbs, finished."""
+    with LocalRun(tmp_path_factory.mktemp("unbroken"), spec_document("unbroken", corpus)) as run:
+        run.submit()
+        run.until_phase("Succeeded", limit_s=280)
+        yield run

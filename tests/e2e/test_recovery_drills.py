@@ -1,0 +1,112 @@
+"""Drills on real local runs: what is killed comes back, and the end is the end of the unbroken run, bit for bit.
+
+Drill numbers are those of the platform's failure drills. Each test has a hard limit and kills what it started.
+"""
+
+import time
+from pathlib import Path
+
+import pytest
+from local_run import LocalRun, spec_document
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+RECOVERY_S = 150.0
+"""Limit of one recovery on two busy cores; the target on quiet ones is 30 s and `make soak-local` prints it."""
+
+
+def test_an_unbroken_run_ends_clean_with_every_sample_once(unbroken: LocalRun):
+    assert unbroken.status()["recoveries"] == []
+    assert unbroken.step() == 28
+    assert sorted(unbroken.losses()) == list(range(1, 29))
+    unbroken.until("nothing of it is left", lambda: not unbroken.living(), limit_s=10, or_phase="Succeeded")
+    assert unbroken.samite("checkpoints", "verify", "unbroken", "--full").returncode == 0
+    assert unbroken.samite("status", "unbroken", "--exit-code").returncode == 0
+
+
+def test_a_run_that_loses_a_node_a_rank_the_driver_the_head_and_its_supervisor_ends_like_the_unbroken_one(
+    tmp_path: Path, corpus: Path, unbroken: LocalRun
+):
+    """Drills 1, 3, 7, 8 in its local form, and the power cut of a node, one after another in one run."""
+    with LocalRun(tmp_path, spec_document("broken", corpus)) as run:
+        run.submit().until_step(2)
+        faults = ((5, "kill-node"), (8, "kill-rank", "--rank", "1"), (11, "stop-rank", "--rank", "0"), (16, "kill-head"))
+        for times, (step, *fault) in enumerate(faults, start=1):
+            run.until_step(int(step), limit_s=RECOVERY_S)
+            run.chaos(*map(str, fault))
+            run.until_recovered(times, limit_s=RECOVERY_S)
+        run.until_step(19, limit_s=RECOVERY_S)
+        before = dict(run.living())
+        run.chaos("kill-supervisor")
+        time.sleep(1)
+        assert "its supervisor was gone" in run.samite("list").stderr
+        run.until_step(22)
+        assert set(before) <= {*run.living(), *before}, "adopting restarts nothing"
+        assert len(run.status()["recoveries"]) == len(faults), "a killed supervisor is no failure of the run"
+        run.until_phase("Succeeded", limit_s=RECOVERY_S)
+        assert run.final_weights() == unbroken.final_weights()
+        assert run.losses() == unbroken.losses()
+        levels = [recovery["level"] for recovery in run.status()["recoveries"]]
+        assert (levels[0], levels[3]) == (2, 3)
+        run.until("nothing of it is left", lambda: not run.living(), limit_s=10, or_phase="Succeeded")
+
+
+def test_a_rank_that_fails_three_times_the_same_way_is_held_with_its_traceback(tmp_path: Path, corpus: Path):
+    """Drill 2."""
+    with LocalRun(tmp_path, spec_document("faulty", corpus, stages=1)) as run:
+        run.submit().until_step(2)
+        run.chaos("exception", "--rank", "1", "--times", "20")
+        run.until_phase("Held", limit_s=300)
+        failure = run.status()["lastFailure"]
+        assert failure["failureClass"] == "application"
+        assert "InjectedFaultError" in failure["traceback"]
+        assert run.samite("status", "faulty", "--exit-code", check=False).returncode == 10
+        run.until("the nodes are given back", lambda: not run.living(), limit_s=60, or_phase="Held")
+
+
+def test_a_rank_asleep_inside_its_step_is_only_reported_when_detection_observes(tmp_path: Path, corpus: Path):
+    """Drill 4, first half: Ray alone never reacts, and Observe must not."""
+    detection = {"hang": {"mode": "Observe", "floorSeconds": 5, "learningWindows": 1}}
+    with LocalRun(tmp_path, spec_document("sleepy", corpus, stages=1, detection=detection)) as run:
+        run.submit().until_step(4)
+        run.chaos("sleep", "--rank", "1", "--seconds", "25")
+        run.until("a suspicion", lambda: bool(run.events("samite.hang.suspected")), limit_s=60)
+        run.until_phase("Succeeded", limit_s=RECOVERY_S)
+        assert run.status()["restarts"].get("hang", 0) == 0
+        assert run.status()["attempt"] == 1
+
+
+def test_a_rank_asleep_inside_its_step_is_restarted_when_detection_may(tmp_path: Path, corpus: Path):
+    """Drill 4, second half."""
+    with LocalRun(tmp_path, spec_document("sleepier", corpus, stages=1)) as run:
+        run.submit().until_step(4)
+        run.chaos("sleep", "--rank", "1", "--seconds", "600")
+        run.until("a confirmed hang", lambda: bool(run.events("samite.hang.confirmed")), limit_s=90)
+        run.until_phase("Succeeded", limit_s=RECOVERY_S)
+        assert run.status()["restarts"]["hang"] == 1
+
+
+def test_a_nan_rolls_back_and_leaves_the_data_window_out(tmp_path: Path, corpus: Path):
+    """Drill 16, first half: every rank refuses the step before the optimizer."""
+    with LocalRun(tmp_path, spec_document("poisoned", corpus, stages=1)) as run:
+        run.submit().until_step(5)
+        run.chaos("nan", "--rank", "1")
+        run.until_phase("Succeeded", limit_s=RECOVERY_S)
+        failures = run.events("samite.failure.detected")
+        assert [failure["samite.failure.class"] for failure in failures] == ["numeric"]
+        assert run.status()["restarts"] == {"numeric": 1}
+
+
+def test_cancel_suspend_and_resume_do_what_they_say(tmp_path: Path, corpus: Path):
+    with LocalRun(tmp_path, spec_document("paused", corpus, stages=1, steps=40)) as run:
+        run.submit().until_step(3)
+        run.samite("suspend", "paused", "--wait", timeout_s=200)
+        saved = run.status()["lastCheckpointStep"]
+        assert saved >= 3, "a checkpoint was taken on the way out"
+        run.until("the nodes are given back", lambda: not run.living(), limit_s=30, or_phase="Suspended")
+        run.samite("resume", "paused", "--wait", timeout_s=200)
+        run.until_step(saved + 1)
+        assert run.status()["recomputedSteps"] == 0
+        run.samite("cancel", "paused", "--yes", "--wait", timeout_s=200)
+        run.until("nothing of it is left", lambda: not run.living(), limit_s=30, or_phase="Cancelled")
+        assert run.samite("status", "paused", "--exit-code", check=False).returncode == 9
+        assert not Path(run.document("cluster.json")["temporary_folder"]).exists()
