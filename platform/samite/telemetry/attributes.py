@@ -120,8 +120,8 @@ METRIC_ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         name="samite.recovery.phase",
         type="string",
-        brief="Part of a recovery; total runs from the fault to the first new step",
-        values=("detect", "decide", "provision", "start", "load", "first_step", "total"),
+        brief="Part of a recovery; total runs from the fault to the first new step, restart from the decision to the first heartbeat",
+        values=("detect", "restart", "load", "first_step", "total"),
     ),
     Attribute(
         name="samite.exclusion.reason",

@@ -17,17 +17,17 @@ from typing import Any
 
 from samite.checkpoint import Store, StoreOptions, open_store
 from samite.checkpoint.retention import KeepPolicy
+from samite.engines.local import signals
 from samite.engines.local.apply import Applier
 from samite.engines.local.folder import RunFolder
 from samite.engines.local.observe import Observer, RayWatch
 from samite.engines.local.ray_nodes import RayNodes
 from samite.engines.local.storage_watch import StorageWatch
 from samite.errors import ConflictError, SamiteError
-from samite.lifecycle import Decision, Memory, RunPlan
+from samite.lifecycle import Decision, Memory, RunPlan, Status
 from samite.lifecycle.decide import decide
 from samite.spec import TrainingRun
 from samite.spec.attempt import write_atomically
-from samite.telemetry.events import EventLog
 
 _logger = logging.getLogger("samite.supervisor")
 PERIOD_S = 0.5
@@ -67,10 +67,16 @@ class Supervisor:
             run_uid=self._uid,
             checkpoint_uri=checkpoint_uri(self._run, folder),
         )
-        self._events = EventLog(
-            folder.events_file,
-            resource={"service.name": "samite-supervisor", "samite.run.name": self._run.name, "samite.run.uid": self._uid},
+        self._telemetry = setup_telemetry(
+            service="samite-supervisor",
+            run=self._run.name,
+            uid=self._uid,
+            metrics_path=folder.path / "metrics" / "supervisor.jsonl",
+            events_path=folder.events_file,
+            otlp_endpoint=spec.telemetry.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
         )
+        self._status: Status | None = None
+        self._sent_at_s = -signals.PERIOD_S
         # Anchored once: a wall clock that jumps later moves nothing.
         self._epoch_s = time.time() - time.monotonic()
         self._stopping = False
@@ -96,6 +102,7 @@ class Supervisor:
             self._applier.close()
             self._ray.stop()
             self._storage.stop()
+            self._telemetry.shutdown()
 
     def end(self, *_: object) -> None:
         """SIGTERM: leave the loop after this turn. The run goes on; its nodes wait for the next supervisor for their grace period."""
@@ -107,7 +114,8 @@ class Supervisor:
         if decision.memory != memory:
             write_atomically(self.folder.memory_file, decision.memory.to_json() + "\n")
         for event in decision.events:
-            self._events.emit(event.name, **event.attributes)
+            self._telemetry.event(event.name, **event.attributes)
+        self._send(decision.status)
         self.folder.write_json(self.folder.status_file, self._status_document(decision))
         for action in decision.actions:
             try:
@@ -115,6 +123,14 @@ class Supervisor:
             except SamiteError as error:
                 _logger.warning("%s did not succeed: %s", type(action).__name__, error)
         return decision
+
+    def _send(self, status: Status) -> None:
+        due = time.monotonic() - self._sent_at_s >= signals.PERIOD_S
+        for point in signals.points(self._status, status, due=due):
+            self._telemetry.record(point.name, point.value, point.attributes)
+        self._status = status
+        if due:
+            self._sent_at_s = time.monotonic()
 
     def _status_document(self, decision: Decision) -> dict[str, Any]:
         return {
