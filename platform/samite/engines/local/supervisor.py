@@ -28,6 +28,7 @@ from samite.lifecycle import Decision, Memory, RunPlan, Status
 from samite.lifecycle.decide import decide
 from samite.spec import TrainingRun
 from samite.spec.attempt import write_atomically
+from samite.telemetry.setup import setup_telemetry
 
 _logger = logging.getLogger("samite.supervisor")
 PERIOD_S = 0.5
