@@ -13,7 +13,7 @@ from samite.telemetry.events import read_events
 from samite.telemetry.setup import setup_telemetry
 from samite_kernels.kda.signals import log_decay_counts
 from samite_workloads.signals import SignalRecorder
-from samite_workloads.signals.decay import DecaySignals, add_decay_counts, decay_signals
+from samite_workloads.signals.decay import DecaySignals, StateSample, add_decay_counts, decay_signals
 from samite_workloads.signals.decay_rule import DecayCause, DecayRule
 from samite_workloads.signals.reduction import FusedReduction
 
@@ -195,3 +195,19 @@ def test_benign_flushes_leave_metrics_and_no_event(tmp_path: Path):
     for step in range(30):
         assert recorder.decay(step, [signals_of(floor_gate())]) == []
     assert not (tmp_path / "e.jsonl").exists()
+
+
+def test_the_state_and_the_decay_parameter_of_a_layer_are_sampled_per_head():
+    states = torch.zeros(3, 2, 4, 4)
+    states[1, 0] = 2.0
+    states[2, 1, 0, 0] = 4.0
+    reduction = FusedReduction()
+    counts = {7: log_decay_counts(floor_gate(), torch.full((1, TOKENS, HEADS), 0.5))}
+    add_decay_counts(reduction, counts, {7: StateSample.of(states, torch.tensor([0.5, 2.25]))})
+    (signals,) = decay_signals(reduction.run(), counts)
+    assert (signals.state_rms_max, signals.a_log_max) == (2.0, 2.25)
+    assert {"samite.decay.state.rms", "samite.decay.a_log.max"} <= {point.name for point in signals.points()}
+
+
+def test_a_batch_without_documents_has_no_state():
+    assert StateSample.of(torch.zeros(0, 2, 4, 4), torch.zeros(2)).state_rms_max == 0

@@ -19,6 +19,7 @@ from samite_workloads.model.norm import rms_norm
 from samite_workloads.model.recompute import is_recomputing
 from samite_workloads.model.row import RowLayout
 from samite_workloads.model.situ import widened
+from samite_workloads.signals.decay import StateSample
 
 
 class KdaAttention(nn.Module):
@@ -62,6 +63,7 @@ class KdaCore(Float32Island):
         self.o_norm = nn.Parameter(torch.empty(config.kda_head_dim))
         self.sampling = False
         self.sample: DecayCounts | None = None
+        self.state_sample: StateSample | None = None
 
     def forward(self, qkv_T3P: Tensor, decay_TP: Tensor, beta_TH: Tensor, gate_TP: Tensor, row: RowLayout) -> Tensor:
         """Mixes the tokens of each document. Returns the gated heads [T, P] in the type of `gate_TP`."""
@@ -73,7 +75,20 @@ class KdaCore(Float32Island):
             self.sample = decay_counts(
                 q, k, decay, beta, self.A_log, self.dt_bias, lower_bound=self.lower_bound, cu_seqlens=row.cu_seqlens_host
             )
-        o, _ = chunk_kda(q, k, v, decay, beta, self.A_log, self.dt_bias, lower_bound=self.lower_bound, cu_seqlens=row.cu_seqlens_host)
+        o, state = chunk_kda(
+            q,
+            k,
+            v,
+            decay,
+            beta,
+            self.A_log,
+            self.dt_bias,
+            lower_bound=self.lower_bound,
+            cu_seqlens=row.cu_seqlens_host,
+            output_final_state=self.sampling,
+        )
+        if state is not None and not is_recomputing():
+            self.state_sample = StateSample.of(state, self.A_log)
         normed = rms_norm(widened(o[0]), self.o_norm, self.eps)
         gated_THK = normed * widened(self._heads(gate_TP)).sigmoid()
         return gated_THK.flatten(-2).to(gate_TP.dtype)

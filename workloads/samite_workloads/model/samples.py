@@ -8,6 +8,7 @@ from torch import nn
 from samite_kernels.kda import DecayCounts
 from samite_workloads.model.kda import KdaCore
 from samite_workloads.model.router import Router, RouterSample
+from samite_workloads.signals.decay import StateSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,6 +17,8 @@ class ModelSamples:
 
     decay: Mapping[int, DecayCounts]
     """KDA layers."""
+    states: Mapping[int, StateSample]
+    """KDA layers: size of the final states, largest A_log."""
     router: Mapping[int, RouterSample]
     """MoE layers."""
 
@@ -23,11 +26,14 @@ class ModelSamples:
     def take(cls, layers: Iterable[nn.Module]) -> "ModelSamples":
         """Moves the samples out of the layers."""
         decay: dict[int, DecayCounts] = {}
+        states: dict[int, StateSample] = {}
         router: dict[int, RouterSample] = {}
         for index, layer in enumerate(layers):
             for module in layer.modules():
                 if isinstance(module, KdaCore) and module.sample is not None:
                     decay[index], module.sample = module.sample, None
+                    if module.state_sample is not None:
+                        states[index], module.state_sample = module.state_sample, None
                 elif isinstance(module, Router) and module.sample is not None:
                     router[index], module.sample = module.sample, None
-        return cls(decay=decay, router=router)
+        return cls(decay=decay, states=states, router=router)

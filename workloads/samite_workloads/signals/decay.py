@@ -1,11 +1,14 @@
 """The decay signals of Kimi Delta Attention, per layer: shares and extremes from the integer counts of `samite_kernels.kda.decay_counts`.
 
-Which number means what, and why a benign flush is none of anybody's business: the table in docs/recovery.md and `decay_rule.py`.
+Which of them deserve an alarm, and why a benign flush is none of anybody's business: `decay_rule.py`.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from samite.telemetry.records import Point
 from samite_kernels.kda import DecayCounts
@@ -28,6 +31,23 @@ _COUNTS = (
 )
 _THRESHOLDS = {"normal": "normal", "bfloat16_subnormal": "bf16_subnormal", "float32_subnormal": "fp32_subnormal"}
 """Keys of `DecayCounts.chunk_forget_counts` to values of the attribute `samite.decay.threshold`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateSample:
+    """What a layer's state and decay parameters looked like in one forward pass: 0-dim float32 tensors on the device."""
+
+    state_rms_max: Tensor
+    """Largest root mean square of a head's final state over all documents."""
+    a_log_max: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, state_NHKV: Tensor, a_log_H: Tensor) -> "StateSample":
+        """From the final states [N, H, K, V] and A_log [H]."""
+        rms_NH = state_NHKV.float().square().mean((-2, -1)).sqrt()
+        largest = rms_NH.amax() if rms_NH.numel() else rms_NH.new_zeros(())
+        return cls(state_rms_max=largest, a_log_max=a_log_H.float().amax())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +76,10 @@ class DecaySignals:
     beta_saturated: float
     """Share of beta below 1e-3 or above 0.999."""
     nonfinite_operands: int
+    state_rms_max: float | None = None
+    """Largest root mean square of a head's final state; None if it was not sampled."""
+    a_log_max: float | None = None
+    """Largest A_log; above 5 the gate is binary."""
 
     @property
     def tile_margin(self) -> float:
@@ -81,13 +105,22 @@ class DecaySignals:
             Point("samite.decay.chunk.forgotten", share, {**block, "samite.decay.threshold": threshold})
             for threshold, share in self.chunk_forgotten.items()
         ]
+        if self.state_rms_max is not None:
+            points.append(Point("samite.decay.state.rms", self.state_rms_max, block))
+        if self.a_log_max is not None:
+            points.append(Point("samite.decay.a_log.max", self.a_log_max, block))
         if self.nonfinite_operands:
             points.append(Point("samite.numeric.nonfinites", self.nonfinite_operands, {**block, "samite.tensor.kind": "operand"}))
         return points
 
 
-def add_decay_counts(reduction: FusedReduction, counts_by_layer: Mapping[int, DecayCounts]) -> None:
+def add_decay_counts(
+    reduction: FusedReduction, counts_by_layer: Mapping[int, DecayCounts], states_by_layer: Mapping[int, StateSample] | None = None
+) -> None:
     """Put the counts of this rank into `reduction`; read them back with `decay_signals`."""
+    for layer, state in (states_by_layer or {}).items():
+        reduction.maximum(f"decay/{layer}/state_rms_max", state.state_rms_max)
+        reduction.maximum(f"decay/{layer}/a_log_max", state.a_log_max)
     for layer, counts in counts_by_layer.items():
         for name in _COUNTS:
             reduction.add(f"decay/{layer}/{name}", getattr(counts, name))
@@ -106,6 +139,10 @@ def _of_layer(reduced: Mapping[str, list[float]], layer: int, tile_size: int) ->
     def count(name: str) -> float:
         return reduced[f"decay/{layer}/{name}"][0]
 
+    def largest(name: str) -> float | None:
+        values = reduced.get(f"decay/{layer}/{name}")
+        return values[0] if values else None
+
     def share(name: str, total: str) -> float:
         return count(name) / max(1.0, count(total))
 
@@ -122,4 +159,6 @@ def _of_layer(reduced: Mapping[str, list[float]], layer: int, tile_size: int) ->
         memoryless_heads=share("memoryless_head_count", "head_total"),
         beta_saturated=share("beta_sat_count", "beta_total"),
         nonfinite_operands=int(count("nonfinite_operands")),
+        state_rms_max=largest("state_rms_max"),
+        a_log_max=largest("a_log_max"),
     )

@@ -133,7 +133,7 @@ class Observer:
 
     def _sample(self, record: StepRecord, samples: ModelSamples, balance: BalanceReport) -> None:
         reduction = FusedReduction()
-        add_decay_counts(reduction, samples.decay)
+        add_decay_counts(reduction, samples.decay, samples.states)
         if samples.router:
             reduction.add("router/entropy", torch.stack([s.entropy for s in samples.router.values()]))
             reduction.maximum("router/logit_max", torch.stack([s.logit_max for s in samples.router.values()]))
