@@ -39,11 +39,11 @@ def cluster_id_of(turn: Turn, *, generation: int) -> str:
     return f"{turn.plan.name}-s{turn.memory.stage_index:02d}-{digest}"
 
 
-def ensure_cluster(turn: Turn, *, fresh: bool = False) -> Capacity:
+def ensure_cluster(turn: Turn, *, fresh: bool = False, evidence: tuple[Evidence, ...] = ()) -> Capacity:
     """Bring the cluster of the current stage up, or repair it. `fresh`: the one that is there must go first (nothing trains in it any more)."""
     cluster = turn.memory.cluster
     if cluster is not None and (fresh or cluster.leaving or cluster.shape != shape_of(turn)):
-        if not remove_cluster(turn, reason="a new cluster is needed", force=fresh):
+        if not remove_cluster(turn, reason="a new cluster is needed", force=fresh, evidence=evidence):
             return Capacity(waiting_for=f"the old cluster {cluster.cluster_id} to be gone")
         cluster = None
     if cluster is None:
@@ -51,7 +51,7 @@ def ensure_cluster(turn: Turn, *, fresh: bool = False) -> Capacity:
     return _bring_up(turn)
 
 
-def remove_cluster(turn: Turn, *, reason: str, force: bool = False, by_request: bool = False) -> bool:
+def remove_cluster(turn: Turn, *, reason: str, force: bool = False, by_request: bool = False, evidence: tuple[Evidence, ...] = ()) -> bool:
     """Take the cluster down; nothing may train in it. True once it is known to be gone."""
     cluster = turn.memory.cluster
     if cluster is None:
@@ -63,7 +63,7 @@ def remove_cluster(turn: Turn, *, reason: str, force: bool = False, by_request: 
         turn.remember(cluster=None)
         return True
     if force:
-        turn.act(StopCluster(cluster_id=cluster.cluster_id, reason=reason, idle=True))
+        turn.act(StopCluster(cluster_id=cluster.cluster_id, reason=reason, evidence=evidence, idle=not sufficient(evidence)))
     else:
         turn.act(ReleaseCluster(cluster_id=cluster.cluster_id, reason=reason, by_request=by_request))
     return False

@@ -1,8 +1,8 @@
 """The facts that are held against the live attempt in one turn, as evidence. `judge` decides what follows from them."""
 
 from samite.lifecycle.classify import exit_description
-from samite.lifecycle.evidence import Evidence, Source
-from samite.lifecycle.nodes import silence_s
+from samite.lifecycle.evidence import Evidence, Source, sufficient
+from samite.lifecycle.nodes import head_evidence, silence_s
 from samite.lifecycle.observed import ENDED, ClusterState, JobStatus
 from samite.lifecycle.turn import Turn, live_of
 from samite.spec.attempt import FailureReport
@@ -12,11 +12,16 @@ ORPHAN_SILENCE_S = 30.0
 
 
 def submission_ended(turn: Turn) -> bool:
-    """Whether the live submission is known to be over: Ray says so and no rank contradicts, or its cluster is known to be gone."""
+    """Whether the live submission is known to be over.
+
+    Ray says so and no rank contradicts; or its cluster is known to be gone; or the head, where its driver ran, is, and no rank lives.
+    """
     live = live_of(turn)
     cluster, seen = turn.memory.cluster, turn.cluster_seen()
     if cluster is not None and cluster.cluster_id == live.cluster_id and cluster.leaving and seen.state is ClusterState.ABSENT:
         return turn.after(seen.age_s, cluster.leaving_since_s)
+    if sufficient((*head_evidence(turn), *ranks_are_gone(turn))) and not _shows_life(turn):
+        return True  # the driver ran on the head
     job = turn.live_seen
     if job.job_status in ENDED:
         return not _shows_life(turn)
@@ -108,6 +113,14 @@ def silence_evidence(turn: Turn, *, over: bool) -> Evidence | None:
     return Evidence(source=Source.HEARTBEAT, subject=f"{len(ranks.current)} ranks", says=says)
 
 
+def ranks_are_gone(turn: Turn) -> tuple[Evidence, ...]:
+    """What the training itself says about a lost head: every rank is gone, or all are silent. One failed rank says nothing."""
+    if turn.ranks.all_gone:
+        return (Evidence(source=Source.PROCESS_TABLE, subject="all ranks", says="no process is left", final=True),)
+    quiet = silence_evidence(turn, over=False)
+    return () if quiet is None else (quiet,)
+
+
 def start_evidence(turn: Turn, waited_s: float) -> tuple[Evidence, ...]:
     """Facts for a start that takes too long: no sign of training, and Ray's own answer about the job."""
     live, job = live_of(turn), turn.live_seen
@@ -120,9 +133,11 @@ def start_evidence(turn: Turn, waited_s: float) -> tuple[Evidence, ...]:
 
 
 def _shows_life(turn: Turn) -> bool:
-    """A rank of the live attempt is alive, as far as somebody looked."""
+    """A rank of the live attempt is alive, or was, and nobody knows better."""
     ranks = turn.ranks
-    if not ranks.current or ranks.all_gone:
+    if not ranks.current:
+        return live_of(turn).heartbeat_seen  # there were some; nobody can see them now
+    if ranks.all_gone:
         return False
     if ranks.num_alive:
         return True

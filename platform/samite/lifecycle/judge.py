@@ -11,6 +11,7 @@ from samite.lifecycle.evidence import Evidence, Source, sufficient
 from samite.lifecycle.facts import (
     ended_evidence,
     exit_evidence,
+    ranks_are_gone,
     report_evidence,
     reports_since,
     result_failed,
@@ -71,7 +72,7 @@ def judge(turn: Turn, *, since_incarnation: int | None = None) -> Verdict:
     if evidence and (quiet := silence_evidence(turn, over=bool(ended_evidence(turn)))) is not None:
         evidence.append(quiet)
     facts = tuple(evidence)
-    if head and sufficient((*head, *_ranks_are_gone(turn))):
+    if head and sufficient((*head, *ranks_are_gone(turn))):
         return _failed(turn, reports, facts, over=over, lost_head=True, still=still)
     if any(state.lost for state in lost_workers):
         return _failed(turn, reports, facts, over=over, nodes=tuple(s.node.name for s in lost_workers if s.lost), still=still)
@@ -80,14 +81,6 @@ def judge(turn: Turn, *, since_incarnation: int | None = None) -> Verdict:
     if reports or any(item.source is Source.RANK_EXIT or item.source is Source.PROCESS_TABLE for item in facts) or result_failed(turn):
         return _failed(turn, reports, facts, over=over, still=still)
     return _quiet_trouble(turn, facts, still, answered=first - 1, head=bool(head), nodes=lost_workers)
-
-
-def _ranks_are_gone(turn: Turn) -> tuple[Evidence, ...]:
-    """What the training itself says about a lost head: every rank is gone, or all are silent. One failed rank says nothing."""
-    if turn.ranks.all_gone:
-        return (Evidence(source=Source.PROCESS_TABLE, subject="all ranks", says="no process is left", final=True),)
-    quiet = silence_evidence(turn, over=False)
-    return () if quiet is None else (quiet,)
 
 
 def _worth_waiting(turn: Turn) -> bool:

@@ -233,7 +233,7 @@ def _prepare(turn: Turn) -> None:
     fresh = recovery.level >= Level.L3_CLUSTER and cluster is not None and cluster.cluster_id == recovery.old_cluster
     if not fresh and recovery.replace_nodes:
         evict(turn, recovery.replace_nodes, recovery.failure.evidence)
-    capacity = ensure_cluster(turn, fresh=fresh)
+    capacity = ensure_cluster(turn, fresh=fresh, evidence=recovery.failure.evidence if recovery.failure.lost_head else ())
     if capacity.cannot_start:
         _give_up(turn, "Hold", "CannotStart", capacity.cannot_start)
         return
