@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,11 @@ def copy(corpus: Corpus, tmp_path: Path) -> Path:
 def test_a_folder_a_path_and_a_file_uri_open_the_same_corpus(corpus: Corpus):
     opened = [open_corpus(place).digest for place in (corpus.folder, str(corpus.folder), corpus.folder.as_uri())]
     assert opened == [corpus.digest] * 3
+
+
+def test_a_file_uri_may_be_percent_encoded_or_plain(corpus: Corpus, tmp_path: Path):
+    folder = shutil.copytree(corpus.folder, tmp_path / "a corpus, ü")
+    assert open_corpus(folder.as_uri()).digest == open_corpus(f"file://{folder}").digest == corpus.digest
 
 
 def test_every_file_of_the_corpus_is_in_its_manifest(corpus: Corpus):
@@ -138,8 +144,33 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture(params=["memory", "fsspec"])
-def remote(request: pytest.FixtureRequest, corpus: Corpus, tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "fsspec", "s3"])
+def remote(request: pytest.FixtureRequest, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "s3":
+        for name, value in {
+            "AWS_ENDPOINT_URL": request.getfixturevalue("s3_endpoint"),
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        import boto3
+
+        boto3.client("s3").create_bucket(Bucket="corpora")
+        uri = f"s3://corpora/{tmp_path.name}"
+        write_to_store(corpus.folder, uri)
+        return uri
     if request.param == "memory":
         uri = f"memory://{tmp_path.name}-{request.param}"
         write_to_store(corpus.folder, uri)

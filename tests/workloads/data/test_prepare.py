@@ -64,6 +64,17 @@ def test_another_corpus_is_replaced_only_by_force(tmp_path: Path):
     assert names(tmp_path) == ["corpus"]
 
 
+def test_a_corpus_behind_a_link_is_replaced_where_it_lies(tmp_path: Path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    prepare(tmp_path / "link" / "corpus", [source()], vocab_size=280)
+    (tmp_path / "direct").symlink_to(tmp_path / "disk" / "corpus")
+    second = prepare(tmp_path / "direct", [source(["other"])], vocab_size=280, force=True)
+    assert open_corpus(tmp_path / "disk" / "corpus").digest == second.manifest.digest
+    assert (tmp_path / "direct").is_symlink()
+    assert names(tmp_path / "disk") == ["corpus"]
+
+
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "thesis.tex").write_text("years of work")

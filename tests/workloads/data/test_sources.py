@@ -1,6 +1,7 @@
 """Users' own data as sources: what is taken, what is left out and counted, what is refused with file and line."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -275,3 +276,14 @@ def test_several_kinds_of_sources_make_one_corpus(tmp_path: Path):
     assert corpus.sources == ("images", "texts")
     pixels = corpus.splits["images"]["train"].document(3).pictures[0]
     assert pixels.shape == (20, 30, 3)
+
+
+def test_file_names_that_are_not_unicode_do_no_harm(tmp_path: Path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, content in ((b"\xff.txt", b"fine"), (b"\xfe.bin", b"\0"), (b"plain.txt", b"fine as well")):
+        (folder / os.fsdecode(name)).write_bytes(content)
+    prepared = prepare(tmp_path / "corpus", [parse_source(f"text={folder}")], vocab_size=262, held_out_fraction=0)
+    opened = open_corpus(tmp_path / "corpus").manifest
+    assert opened == prepared.manifest
+    assert opened.sources["text"].skipped == {"binary": 1}

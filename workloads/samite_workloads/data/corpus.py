@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -125,9 +126,10 @@ def _local_folder(uri: str) -> Path:
         raise NotFoundError(f"{uri}: there is no such built-in corpus; wanted {QUICKSTART_URI}")
     scheme, separator, rest = uri.partition("://")
     if not separator:
-        return Path(uri)
+        return Path(uri).expanduser()
     if scheme == "file":
-        return Path(rest)
+        # Both spellings are in use: percent-encoded as the standard has it, and the plain path.
+        return Path(rest) if Path(rest).exists() else Path(unquote(rest))
     from samite_workloads.data.remote import fetch
 
     return fetch(uri)

@@ -121,6 +121,10 @@ class Manifest:
         """Indented JSON for people; sources in name order."""
         return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
+    def write(self, folder: Path) -> None:
+        """Write `folder`/corpus.json. File names that are not Unicode (lone surrogates in Python) become JSON escapes and come back."""
+        (folder / MANIFEST_NAME).write_bytes(self.to_json().encode("utf-8", "backslashreplace"))
+
     @classmethod
     def from_json(cls, text: str, place: str) -> Self:
         """Parse corpus.json found at `place`. Raises CorpusError for another format, missing fields or a digest that does not fit."""

@@ -18,7 +18,6 @@ from samite_workloads.data.digits import DEFAULT_PIXELS, Digits
 from samite_workloads.data.documents import Skipped, Source
 from samite_workloads.data.layout import (
     FORMAT,
-    MANIFEST_NAME,
     SPLITS,
     TOKENIZER_NAME,
     CorpusError,
@@ -93,7 +92,7 @@ def prepare(
     """
     if "://" in str(folder) or ":/" in str(folder):
         raise CorpusError(f"{folder}: a corpus is prepared in a local folder; copy it to its URI afterwards, as it is")
-    folder = folder.absolute()
+    folder = folder.expanduser().resolve()
     _check_names(sources)
     if not 0.0 <= held_out_fraction < 1.0:
         raise CorpusError(f"held-out fraction: wanted 0 or more and below 1, got {held_out_fraction}")
@@ -139,7 +138,7 @@ def _build(root: Path, sources: Sequence[Source], recipe: dict[str, Any], progre
         recipe=recipe,
     )
     manifest = replace(manifest, digest=manifest.computed_digest())
-    (root / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    manifest.write(root)
     return manifest
 
 

@@ -76,7 +76,8 @@ class CaptionedImages:
         digest = hashlib.sha256()
         for image in self._images():
             caption = image.with_suffix(".txt")
-            digest.update(f"{image.relative_to(self.path)}\0{_content_hash(image)}\0{_content_hash(caption)}\0".encode())
+            entry = f"{image.relative_to(self.path)}\0{_content_hash(image)}\0{_content_hash(caption)}\0"
+            digest.update(entry.encode("utf-8", "surrogateescape"))
         return {"kind": "captioned_images", "files": digest.hexdigest(), "max_pixels": self.max_pixels}
 
     def documents(self, skipped: Skipped) -> Iterator[Document]:

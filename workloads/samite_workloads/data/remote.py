@@ -51,7 +51,7 @@ def fetch(uri: str, cache: Path | None = None, options: "StoreOptions | None" = 
             for record in manifest.files():
                 _copy(store, record, staging / record.path)
             check_files(staging, manifest, verify="full")
-            (staging / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+            manifest.write(staging)
     return folder
 
 

@@ -27,7 +27,12 @@ def staged(target: Path, is_done: Callable[[], bool], on_wait: Callable[[], None
     staging = target.parent / f".{target.name}.preparing"
     descriptor = _lock(staging, on_wait)
     try:
-        if is_done():
+        try:
+            done = is_done()
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        if done:
             shutil.rmtree(staging)
             yield None
             return
@@ -92,7 +97,11 @@ def _swap(staging: Path, target: Path) -> None:
         old = staging.with_name(f".{target.name}.replaced")
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
-        staging.rename(target)
+        try:
+            staging.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
         shutil.rmtree(old, ignore_errors=True)
     else:
         staging.rename(target)
