@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,7 +23,7 @@ from samite.checkpoint.layout import (
 from samite.checkpoint.manifest import Manifest
 from samite.checkpoint.store.base import MissingKeyError, Store
 from samite.checkpoint.verify import Level, VerifyReport, verify_checkpoint
-from samite.errors import CheckpointDamagedError, NotFoundError
+from samite.errors import CheckpointDamagedError, NotFoundError, UsageError
 
 
 class State(StrEnum):
@@ -124,9 +124,27 @@ class Catalog:
         newest = ", ".join(entry.checkpoint_id for entry in self.list()[:3]) or "none"
         raise NotFoundError(f"{self.store.uri}: no checkpoint {checkpoint_id!r}; newest here: {newest}")
 
-    def verify(self, checkpoint_id: str, level: Level = Level.QUICK) -> VerifyReport:
-        """Compare stored bytes with the manifest; a full pass leaves a VERIFIED marker. Does not quarantine."""
-        report = verify_checkpoint(self.store, checkpoint_id, level)
+    def find(self, text: str) -> Entry:
+        """The checkpoint a person means: an id, `latest` (newest usable), or a step. NotFoundError if there is none, UsageError for other text."""
+        if CheckpointId.parse(text) is not None:
+            return self.entry(text)
+        entries = self.list()
+        if text == "latest":
+            found = [entry for entry in entries if entry.usable]
+        elif text.isdecimal():
+            found = [entry for entry in entries if entry.step == int(text)]
+        else:
+            raise UsageError(f"{text!r}: wanted a checkpoint id such as 00000041-1-0123abcd, a step number, or latest")
+        if not found:
+            steps = ", ".join(str(entry.step) for entry in entries[:10]) or "none"
+            raise NotFoundError(f"{self.store.uri}: no checkpoint {text!r}; steps here: {steps}")
+        return min(found, key=lambda entry: not entry.usable)  # entries are newest first, and min takes the first of equals
+
+    def verify(
+        self, checkpoint_id: str, level: Level = Level.QUICK, *, threads: int = 4, progress: Callable[[int], None] | None = None
+    ) -> VerifyReport:
+        """Compare stored bytes with the manifest; if they are right, a VERIFIED marker says so from now on. Does not quarantine."""
+        report = verify_checkpoint(self.store, checkpoint_id, level, threads=threads, progress=progress)
         if report.ok:
             self.mark_verified(checkpoint_id, level)
         return report

@@ -17,6 +17,7 @@ COMMAND_MODULES = (
     "logs",
     "event_lines",
     "lifecycle",
+    "checkpoints",
     "data",
     "chaos",
     "validate",

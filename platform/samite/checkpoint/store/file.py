@@ -217,9 +217,9 @@ class FileStore:
                 return
             try:
                 rest = list(folder.iterdir())
-                if all(one.name.startswith((_CLAIM, _LOCK)) for one in rest):
+                if all(one.name.startswith((_CLAIM, _LOCK)) or one.is_dir() for one in rest):
                     for one in rest:
-                        one.unlink(missing_ok=True)
+                        one.rmdir() if one.is_dir() else one.unlink(missing_ok=True)
                 folder.rmdir()
             except OSError:
                 return
