@@ -2,18 +2,19 @@
 
 from dataclasses import replace
 
-from samite.lifecycle.actions import CollectDiagnostics, KillRanks, RequestCheckpoint, StopSubmission
+from samite.lifecycle.actions import KillRanks, StopSubmission
 from samite.lifecycle.capacity import replace_lost_nodes
 from samite.lifecycle.classify import classify
 from samite.lifecycle.evidence import Evidence, Source
 from samite.lifecycle.facts import orphans, submission_ended
-from samite.lifecycle.judge import Verdict, judge, record_of
-from samite.lifecycle.memory import Pause, Suspicion
-from samite.lifecycle.observed import ENDED, JobStatus, NodeSays
+from samite.lifecycle.judge import judge, record_of
+from samite.lifecycle.notices import heed_notices, pause_on_decay
+from samite.lifecycle.observed import ENDED, JobStatus
 from samite.lifecycle.phases import Phase
 from samite.lifecycle.ranks import LOADED, STEPPING
-from samite.lifecycle.respond import describe, end_attempt, respond
+from samite.lifecycle.respond import end_attempt, respond
 from samite.lifecycle.stragglers import report_stragglers
+from samite.lifecycle.suspicion import suspect
 from samite.lifecycle.turn import Turn, live_of
 
 LINGER_S = 30.0
@@ -34,9 +35,9 @@ def watch(turn: Turn) -> bool:
     if verdict.failure is not None:
         respond(turn, verdict.failure, over=verdict.over, kill_ranks=verdict.kill_ranks)
         return True
-    _suspect(turn, verdict)
-    _notices(turn)
-    _pause(turn)
+    suspect(turn, verdict)
+    heed_notices(turn)
+    pause_on_decay(turn)
     report_stragglers(turn)
     replace_lost_nodes(turn)
     return turn.memory.phase is not before
@@ -193,114 +194,3 @@ def _note_progress(turn: Turn) -> None:
             changes.update(first_step_at_s=at_s, first_step=lead.step)
         turn.remember_live(**changes)
         turn.remember(best_step=max(turn.memory.best_step, lead.step))
-
-
-def _suspect(turn: Turn, verdict: Verdict) -> None:
-    """Open, confirm or close a suspicion. Diagnostics are collected once for each; nothing else happens on one fact."""
-    live, still = live_of(turn), verdict.still
-    kind = ""
-    if still.over_limit:
-        kind = "storage" if still.storage else "hang"
-    elif verdict.suspicion:
-        kind = "failure"
-    open_one = turn.memory.suspicion
-    if not kind:
-        if open_one is not None:
-            turn.remember(suspicion=None)
-        return
-    if open_one is None or open_one.kind != kind or open_one.incarnation != turn.ranks.incarnation:
-        turn.remember(
-            suspicion=Suspicion(
-                kind=kind,
-                submission_id=live.submission_id,
-                incarnation=turn.ranks.incarnation,
-                since_s=turn.now_s,
-                since_watched_s=turn.watched_s,
-                diagnostics_id=f"{live.submission_id}-i{turn.ranks.incarnation}-s{max(live.last_step, 0)}",
-                detail=verdict.suspicion,
-            )
-        )
-        _announce_suspicion(turn, kind, verdict)
-    _confirm(turn, kind, verdict)
-    suspicion = turn.memory.suspicion
-    if kind == "hang" and suspicion is not None and suspicion.diagnostics_id not in turn.observed.diagnostics:
-        turn.act(CollectDiagnostics(diagnostics_id=suspicion.diagnostics_id, submission_id=live.submission_id, reason="hang suspected"))
-
-
-def _announce_suspicion(turn: Turn, kind: str, verdict: Verdict) -> None:
-    still = verdict.still
-    if kind == "storage":
-        turn.emit("samite.storage.stall", storage_operation="put", duration=still.age_s)
-    elif kind == "hang":
-        turn.emit(
-            "samite.hang.suspected",
-            heartbeat_seconds=still.age_s,
-            threshold=still.limit_s,
-            ranks=list(still.suspects),
-        )
-    else:
-        turn.emit("samite.restart.withheld", evidence_missing=verdict.suspicion, evidence=[describe(item) for item in verdict.evidence])  # fmt: skip
-
-
-def _confirm(turn: Turn, kind: str, verdict: Verdict) -> None:
-    suspicion = turn.memory.suspicion
-    if kind != "hang" or suspicion is None or suspicion.confirmed or not verdict.sufficient:
-        return
-    turn.remember(suspicion=replace(suspicion, confirmed=True))
-    turn.emit(
-        "samite.hang.confirmed",
-        heartbeat_seconds=verdict.still.age_s,
-        ranks=list(verdict.still.suspects),
-        evidence=[describe(item) for item in verdict.evidence],
-    )
-
-
-def _notices(turn: Turn) -> None:
-    """A node that will be taken away: save early. Ranks that die there later count as preempted."""
-    live = live_of(turn)
-    for node in turn.cluster_seen().nodes:
-        notice = next((fact for fact in node.facts if fact.says is NodeSays.PREEMPTION_NOTICE), None)
-        if notice is None:
-            continue
-        if node.name not in turn.memory.preempted:
-            turn.remember(preempted=(*turn.memory.preempted, node.name)[-256:])
-            numbers = [rank.rank for rank in turn.ranks.current if rank.node == node.name]
-            turn.emit("samite.preemption.notice", node=node.name, ranks=numbers[:64], message=notice.detail)
-        if turn.memory.newest_commit_at_s is None or turn.memory.newest_commit_at_s < turn.now_s - notice.age_s:
-            turn.act(
-                RequestCheckpoint(
-                    request_id=f"{live.submission_id}-preempt-{node.name}",
-                    submission_id=live.submission_id,
-                    stop_after=False,
-                    reason=f"{node.name} will be taken away: {notice.detail}",
-                )
-            )
-
-
-def _pause(turn: Turn) -> None:
-    """Decay that loses products cannot be repaired by a restart: stop at the next checkpoint and ask a person."""
-    decay, live = turn.observed.decay, live_of(turn)
-    accepted = turn.memory.decay_acknowledged_stage == turn.memory.stage_index
-    if decay is not None and turn.plan.detection.decay_pauses and not accepted and turn.memory.pause is None:
-        where = f" in {decay.layer}" if decay.layer else ""
-        turn.remember(
-            pause=Pause(
-                reason="DecayUnderflow",
-                message=(
-                    f"step {decay.step}: {decay.lossy_flushes:g} decay products lost{where}, limit {decay.limit:g}; "
-                    f"a restart cannot repair it; `samite resume {turn.plan.name}` goes on and accepts it for this stage"
-                ),
-                request_id=f"decay-s{turn.memory.stage_index:02d}",
-                since_watched_s=turn.watched_s,
-            )
-        )
-    pause = turn.memory.pause
-    if pause is not None and turn.ranks.current:
-        turn.act(
-            RequestCheckpoint(
-                request_id=f"{live.submission_id}-{pause.request_id}",
-                submission_id=live.submission_id,
-                stop_after=True,
-                reason=pause.message,
-            )
-        )

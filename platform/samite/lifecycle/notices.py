@@ -1,0 +1,57 @@
+"""News that ask for a checkpoint: a node that will be taken away, and decay that no restart can repair."""
+
+from samite.lifecycle.actions import RequestCheckpoint
+from samite.lifecycle.memory import Pause
+from samite.lifecycle.observed import NodeSays
+from samite.lifecycle.turn import Turn, live_of
+
+
+def heed_notices(turn: Turn) -> None:
+    """A node that will be taken away: save early. Ranks that die there later count as preempted."""
+    live = live_of(turn)
+    for node in turn.cluster_seen().nodes:
+        notice = next((fact for fact in node.facts if fact.says is NodeSays.PREEMPTION_NOTICE), None)
+        if notice is None:
+            continue
+        if node.name not in turn.memory.preempted:
+            turn.remember(preempted=(*turn.memory.preempted, node.name)[-256:])
+            numbers = [rank.rank for rank in turn.ranks.current if rank.node == node.name]
+            turn.emit("samite.preemption.notice", node=node.name, ranks=numbers[:64], message=notice.detail)
+        if turn.memory.newest_commit_at_s is None or turn.memory.newest_commit_at_s < turn.now_s - notice.age_s:
+            turn.act(
+                RequestCheckpoint(
+                    request_id=f"{live.submission_id}-preempt-{node.name}",
+                    submission_id=live.submission_id,
+                    stop_after=False,
+                    reason=f"{node.name} will be taken away: {notice.detail}",
+                )
+            )
+
+
+def pause_on_decay(turn: Turn) -> None:
+    """Decay that loses products cannot be repaired by a restart: stop at the next checkpoint and ask a person."""
+    decay, live = turn.observed.decay, live_of(turn)
+    accepted = turn.memory.decay_acknowledged_stage == turn.memory.stage_index
+    if decay is not None and turn.plan.detection.decay_pauses and not accepted and turn.memory.pause is None:
+        where = f" in {decay.layer}" if decay.layer else ""
+        turn.remember(
+            pause=Pause(
+                reason="DecayUnderflow",
+                message=(
+                    f"step {decay.step}: {decay.lossy_flushes:g} decay products lost{where}, limit {decay.limit:g}; "
+                    f"a restart cannot repair it; `samite resume {turn.plan.name}` goes on and accepts it for this stage"
+                ),
+                request_id=f"decay-s{turn.memory.stage_index:02d}",
+                since_watched_s=turn.watched_s,
+            )
+        )
+    pause = turn.memory.pause
+    if pause is not None and turn.ranks.current:
+        turn.act(
+            RequestCheckpoint(
+                request_id=f"{live.submission_id}-{pause.request_id}",
+                submission_id=live.submission_id,
+                stop_after=True,
+                reason=pause.message,
+            )
+        )
