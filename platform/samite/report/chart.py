@@ -111,9 +111,19 @@ def _canvas(chart: Chart, drawn: Sequence[Line], steps: Scale, scale: Scale) -> 
                     shapes.append(tag("path", d=path, class_=f"line c{line.color}{' dashed' if line.dashed else ''}{faded}"))
     svg = tag("svg", *shapes, viewbox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveaspectratio="none", aria_hidden="true", focusable="false")
     labels = [_mark_label(mark, steps) for mark in chart.marks]
+    labels += [
+        tag("span", "✕", class_="broken", style=f"left:{100 * steps(step):.2f}%", title=f"not finite at step {step:.0f}")
+        for step in _broken(drawn)
+    ]
     if chart.limit is not None and chart.limit_label:
         labels.append(tag("span", chart.limit_label, class_="limit-label", style=f"top:{100 * (1 - scale(chart.limit)):.2f}%"))
     return tag("div", svg, *labels, class_="canvas")
+
+
+def _broken(drawn: Sequence[Line]) -> list[float]:
+    """Steps at which a value was not finite; at most fifty, so that a run full of NaN stays a page."""
+    steps = {s for line in drawn for piece in line.pieces for s, v in zip(piece.steps, piece.values, strict=True) if not math.isfinite(v)}
+    return sorted(steps)[:50]
 
 
 def _areas(drawn: Sequence[Line], steps: Scale, scale: Scale) -> list[Markup]:

@@ -3,6 +3,9 @@
 import math
 import time
 
+UNKNOWN = "-"
+"""Stands for what nobody recorded."""
+
 _SUFFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -34,7 +37,7 @@ def significant(value: float, digits: int = 3) -> str:
 def seconds(value: float | None) -> str:
     """12.3 s, 4 min 05 s, 2 h 10 min, 3 d 4 h."""
     if value is None or not math.isfinite(value):
-        return "-"
+        return UNKNOWN
     if value < 0.1:
         return f"{value * 1000:.0f} ms" if value > 0 else "0 s"
     if value < 60:
@@ -63,7 +66,7 @@ def grouped(value: int) -> str:
 
 def percent(share: float | None) -> str:
     """A share in [0, 1] as 97.1 %."""
-    return "-" if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+    return UNKNOWN if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
 
 
 def share(value: float) -> str:
@@ -76,7 +79,7 @@ def clock(time_unix_s: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_unix_s))
     except (OverflowError, OSError, ValueError):
-        return "-"
+        return UNKNOWN
 
 
 def offset(value: float) -> str:

@@ -17,7 +17,7 @@ from samite.report.markup import Markup, tag
 from samite.report.redact import redact
 from samite.report.run_data import CheckpointRow, RunData, read_run
 from samite.report.scale import Scale, scale_for
-from samite.report.summary import headline, summary_lines
+from samite.report.summary import headline, num_failures, summary_lines
 from samite.report.tables import checkpoint_table, environment_list, event_table, spec_block
 from samite.report.timeline import render_recoveries, render_time_use, render_timeline
 
@@ -95,7 +95,7 @@ def _sections(run: RunData) -> list[tuple[str, str, Markup] | None]:
     return [
         _section("timeline", "What happened", strip, use) if strip or use else None,
         _section("learning", "Learning", _charts(panels.learning(run), steps, "No loss or gradient norm was recorded.")),
-        _section("recovery", "Recovery", recoveries or _nothing("The run never had to recover.")),
+        _section("recovery", "Recovery", recoveries or _nothing(_no_recovery(run))),
         _section("speed", "Speed", _charts(panels.speed(run), steps, "No step time was recorded.")),
         _section("experts", "Experts", _charts(panels.experts(run), steps, "No router signal was recorded.")),
         _section("decay", "Decay health", _decay_verdict(run), _charts(panels.decay(run), steps, "No decay signal was sampled.")),
@@ -109,6 +109,12 @@ def _sections(run: RunData) -> list[tuple[str, str, Markup] | None]:
 
 def _section(key: str, title: str, *content: Markup | None) -> tuple[str, str, Markup]:
     return key, title, tag("section", tag("h2", title, id=f"{key}-title"), *content, id=key, aria_labelledby=f"{key}-title")
+
+
+def _no_recovery(run: RunData) -> str:
+    if not run.events and not run.status:
+        return "No recovery is known: neither events nor a status were found."
+    return "The run never had to recover." if not num_failures(run) else "The failure was not recovered from."
 
 
 def _decay_verdict(run: RunData) -> Markup | None:

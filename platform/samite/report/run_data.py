@@ -106,12 +106,11 @@ def read_run(folder: Path, checkpoints: Sequence[CheckpointRow] | None = None) -
     record = _read_json(run, "spec.json", "the validated spec")
     run.spec = record["run"] if isinstance(record.get("run"), dict) else record
     run.uid = str(record.get("uid") or "")
-    metadata = run.spec.get("metadata")
-    run.name = str((metadata.get("name") if isinstance(metadata, dict) else None) or folder.name)
     run.status = _read_json(run, "status.json", "the run's status")
     run.spec_text = _read_text(run, "run.yaml") or json.dumps(run.spec, indent=2)
     run.events, lines = read_events(folder / "events.jsonl")
     _note_lines(run, "events.jsonl", missing=lines.missing, damaged=lines.damaged, what="no timeline and no event table")
+    run.name = _name(run)
     _read_all_metrics(run)
     told, kept = _recoveries_of_events(run.events), _recoveries_of_status(run.status)
     run.recoveries = told if len(told) >= len(kept) else kept
@@ -145,6 +144,14 @@ def checkpoints_of_events(events: Sequence[EventRecord]) -> list[CheckpointRow]:
             reason=str(get("samite.reason") or ""),
         )
     return sorted(rows.values(), key=lambda row: (row.step, row.committed_s or 0.0), reverse=True)
+
+
+def _name(run: RunData) -> str:
+    """From the spec, else from the status, else from who wrote the events, else the folder's."""
+    metadata = run.spec.get("metadata")
+    written = (event.resource.get("samite.run.name") for event in run.events)
+    candidates = (metadata.get("name") if isinstance(metadata, dict) else None, run.status.get("name"), next(written, None))
+    return next((name for name in candidates if isinstance(name, str) and name), run.folder.name)
 
 
 def _merged(rows: Sequence[CheckpointRow], events: Sequence[EventRecord]) -> list[CheckpointRow]:

@@ -26,18 +26,18 @@ def summary_lines(run: RunData) -> list[SummaryLine]:
     recomputed = num_recomputed(run)
     many = len(recoveries) > 1
     return [
-        SummaryLine(label="Steps", value=figures.grouped(steps) if steps is not None else "-", remark=_stages(run)),
-        SummaryLine(label="Tokens", value=figures.compact(tokens) if tokens is not None else "-", remark=_throughput(run)),
-        SummaryLine(label="Restarts", value=str(restarts), remark=_failure_classes(run)),
+        SummaryLine(label="Steps", value=figures.grouped(steps) if steps is not None else figures.UNKNOWN, remark=_stages(run)),
+        SummaryLine(label="Tokens", value=figures.compact(tokens) if tokens is not None else figures.UNKNOWN, remark=_throughput(run)),
+        SummaryLine(label="Restarts", value=str(restarts) if steps or run.events else figures.UNKNOWN, remark=_failure_classes(run)),
         SummaryLine(
             label="Detect, recover",
-            value=f"{figures.seconds(worst_detect)}, {figures.seconds(worst_total)}" if recoveries else "-",
-            remark="slowest of each; from the fault" if many else "from the fault" if recoveries else "no failure to recover from",
+            value=f"{figures.seconds(worst_detect)}, {figures.seconds(worst_total)}" if recoveries else figures.UNKNOWN,
+            remark="slowest of each; from the fault" if many else "from the fault" if recoveries else "",
         ),
         SummaryLine(
             label="Recomputed steps",
-            value=figures.grouped(recomputed),
-            remark=f"{figures.percent(recomputed / (steps + recomputed))} of all steps" if steps and recomputed else "nothing was lost",
+            value=figures.grouped(recomputed) if steps else figures.UNKNOWN,
+            remark=f"{figures.percent(recomputed / (steps + recomputed))} of all steps" if steps and recomputed else "",
         ),
         SummaryLine(label="Effective time", value=figures.percent(share), remark=_lost(run)),
     ]
@@ -51,11 +51,18 @@ def headline(run: RunData) -> str:
     done = f"{figures.grouped(steps)} steps" + (f" on {figures.compact(tokens)} tokens" if tokens else "")
     wall_s = run.number("ettr", "wallS") or (run.times[1] - run.times[0] if run.times else None)
     took = f" in {figures.seconds(wall_s)}" if wall_s else ""
-    if run.recoveries:
-        times = "one failure" if len(run.recoveries) == 1 else f"{len(run.recoveries)} failures"
-        slowest = max(recovery.total_s for recovery in run.recoveries)
-        return f"{done}{took}; {times}, training again {figures.seconds(slowest)} after the fault{'' if len(run.recoveries) == 1 else ' at most'}."
-    return f"{done}{took}{', without interruption' if not num_restarts(run) else ''}."
+    failures, recovered = num_failures(run), len(run.recoveries)
+    if not failures:
+        return f"{done}{took}{', without interruption' if run.events and not num_restarts(run) else ''}."
+    slowest = max((recovery.total_s for recovery in run.recoveries), default=0.0)
+    times = "one failure" if failures == 1 else f"{failures} failures"
+    if recovered < failures:
+        return (
+            f"{done}{took}; {times}, {recovered or 'none'} of them recovered."
+            if failures > 1
+            else f"{done}{took}; one failure, not recovered."
+        )
+    return f"{done}{took}; {times}, training again {figures.seconds(slowest)} after the fault{' at most' if failures > 1 else ''}."
 
 
 def num_steps(run: RunData) -> int | None:
@@ -69,6 +76,11 @@ def num_steps(run: RunData) -> int | None:
 def num_tokens(run: RunData) -> float | None:
     """Tokens trained, padding and recomputed ones left out."""
     return run.number("progress", "tokens") or run.curves.total("samite.tokens", kind="trained") or None
+
+
+def num_failures(run: RunData) -> int:
+    """Failures that were detected or recovered from."""
+    return max(len(run.recoveries), sum(event.name == "samite.failure.detected" for event in run.events))
 
 
 def num_restarts(run: RunData) -> int:

@@ -193,6 +193,8 @@ def test_an_empty_folder_and_a_missing_one_give_a_page(tmp_path: Path):
         words = Page(build_report(folder)).words
         assert "No step was recorded yet." in words
         assert "metrics/rank-*.jsonl: not there, so there are no curves." in words
+        assert "never had to recover" not in words
+        assert "Restarts - Detect, recover - Recomputed steps - Effective time -" in words
 
 
 HOSTILE = [
@@ -272,7 +274,7 @@ def test_a_run_without_a_failure_says_so(write_run: Callable[..., Path], tmp_pat
     words = Page(build_report(write_run(tmp_path / "run", kill_at=10_000))).words
     assert "The run never had to recover." in words
     assert "without interruption" in words
-    assert "Recomputed steps 0 nothing was lost" in words
+    assert "Recomputed steps 0 Effective time" in words
     assert "trained again after a restart" not in words
 
 
@@ -282,6 +284,22 @@ def test_a_held_run_shows_its_last_words_first(small_run: Path, tmp_path: Path):
     report = build_report(folder)
     assert "Held: oom came back: raise the limit" in Page(report).words.replace("Held:  ", "Held: ")
     assert report.index("oom came back") < report.index("What happened")
+
+
+def test_a_failure_that_was_not_recovered_is_not_passed_over(small_run: Path, tmp_path: Path):
+    folder = shutil.copytree(small_run, tmp_path / "run")
+    EventLog(folder / "events.jsonl").emit("samite.failure.detected", failure_class="oom", time_unix_s=1_764_600_060.0)
+    assert "2 failures, 1 of them recovered." in Page(build_report(folder)).words
+
+
+def test_a_value_that_is_not_finite_is_marked_at_its_step(small_run: Path, tmp_path: Path):
+    folder = shutil.copytree(small_run, tmp_path / "run")
+    lines = (folder / "metrics/rank-0.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    last["step"] += 1
+    last["points"] = [[name, "NaN" if name == "samite.loss" else value, attributes] for name, value, attributes in last["points"]]
+    (folder / "metrics/rank-0.jsonl").write_text("\n".join([*lines, json.dumps(last)]) + "\n")
+    assert build_report(folder).count('title="not finite at step 21"') == 1
 
 
 def test_many_ranks_become_a_band_and_the_page_stays_small(write_run: Callable[..., Path], tmp_path: Path):
