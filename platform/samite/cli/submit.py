@@ -1,7 +1,7 @@
 """`samite submit`: check a spec, make the run, start it, and say what to do next."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,7 +42,7 @@ def submit(
         return
     engine = LocalEngine(Settings.from_environment())
     engine.check_home()
-    _prepare_data(loaded.run.spec.data.uri)
+    _prepare_data(loaded.run)
     submitted = engine.submit(document, loaded.text)
     run = submitted.folder.name
     if output is OutputFormat.name:
@@ -64,10 +64,10 @@ def submit(
         wait_for(engine, submitted.folder, phase=wait, timeout_s=timeout)
 
 
-def _prepare_data(uri: str) -> None:
-    """A built-in corpus is made here, with progress, and not by a silent rank later."""
-    if not uri.startswith("builtin:"):
-        return
-    from samite.cli.data import prepare_builtin
+def _prepare_data(run: Any) -> None:
+    """Built-in corpora of the run or of one of its stages are made here, with progress, and not by a silent rank later."""
+    uris = [run.spec.data.uri, *(stage.data.uri for stage in run.spec.stages if getattr(stage, "data", None) is not None and stage.data.uri)]
+    for uri in dict.fromkeys(uri for uri in uris if uri.startswith("builtin:")):
+        from samite.cli.data import prepare_builtin
 
-    prepare_builtin(uri)
+        prepare_builtin(uri)
