@@ -22,8 +22,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Iterator[LocalRun]:
-    """A run of two stages that nobody disturbs, finished."""
-    with LocalRun(tmp_path_factory.mktemp("unbroken"), spec_document("unbroken", corpus)) as run:
+    """A run of two stages that nobody disturbs, finished. Its home has a long path with a space, a bracket and an umlaut (scenario S2)."""
+    home = tmp_path_factory.mktemp("unbroken") / ("deep [ü] " + "x" * 60) / ("y" * 60)
+    with LocalRun(home, spec_document("unbroken", corpus)) as run:
         run.submit()
         run.until_phase("Succeeded", limit_s=280)
         yield run

@@ -12,7 +12,7 @@ from pathlib import Path
 from samite.errors import ConflictError, SamiteError
 
 HEAD = "head"
-MAX_TEMPORARY_BASE = 20
+MAX_TEMPORARY_BASE = 18
 """Longest folder to put ours in: `/smt-12345678/node-123/session_<40 characters>/sockets/plasma_store` follows, and a socket's path has 107 bytes."""
 
 

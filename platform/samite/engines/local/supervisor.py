@@ -159,7 +159,7 @@ class Supervisor:
 
 def checkpoint_uri(run: TrainingRun, folder: RunFolder) -> str:
     """Where this run's checkpoints are: as the spec says, else in the run folder."""
-    return run.spec.checkpoint.uri or (folder.path / "checkpoints").as_uri()
+    return run.spec.checkpoint.uri or str(folder.path / "checkpoints")
 
 
 def open_checkpoints(run: TrainingRun, folder: RunFolder) -> Store:
