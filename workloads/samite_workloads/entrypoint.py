@@ -17,8 +17,12 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samite.spec.attempt import AttemptSpec
+
+if TYPE_CHECKING:
+    from samite_workloads.train.ranks import RankFacts
 
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
@@ -36,19 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from samite_workloads.train.ray_driver import run_driver
 
         return run_driver(attempt)
-    return run_rank(attempt, device_type=options.device)
-
-
-def run_rank(attempt: AttemptSpec, *, device_type: str = "auto") -> int:
-    """This process is a rank: train, and leave a report if that fails."""
-    from samite_workloads.train.failures import EXIT_DO_NOT_RESTART, EXIT_FAILED, is_permanent
-    from samite_workloads.train.outcome import fail, finish
     from samite_workloads.train.ranks import plain_facts, usable_device
 
-    facts = plain_facts(device_type=usable_device(device_type))
-    try:
-        from samite_workloads.train.loop import train_stage
+    return run_rank(attempt, plain_facts(device_type=usable_device(options.device)))
 
+
+def run_rank(attempt: AttemptSpec, facts: "RankFacts") -> int:
+    """This process is the rank of `facts`: train, and leave a report if that fails. Returns the exit code."""
+    from samite_workloads.train.failures import EXIT_DO_NOT_RESTART, EXIT_FAILED, is_permanent
+    from samite_workloads.train.loop import train_stage
+    from samite_workloads.train.outcome import fail, finish
+
+    try:
         result = train_stage(attempt, facts)
     except Exception as error:  # noqa: BLE001  the report is the boundary: nothing below may go unseen
         traceback.print_exc()

@@ -3,16 +3,14 @@
 The engine writes `handover/<stage>.json` below the checkpoint URI before the next stage is started; the attempt carries its content hash.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from samite.checkpoint import StoreOptions, open_store
-from samite.checkpoint.layout import HANDOVERS
+from samite.checkpoint.handover import handover_key, read_document
 from samite.errors import NotFoundError
-from samite.lifecycle.handover import content_hash
 from samite.spec.attempt import AttemptSpec
 from samite_workloads.parallel.sharding import local
 from samite_workloads.train.failures import HandoverMissingError
@@ -36,12 +34,13 @@ class HandedOver:
 
 def require_handover(attempt: AttemptSpec, before: StagePlan, options: StoreOptions | None = None) -> HandedOver:
     """The hand-over at the end of stage `before`. Raises HandoverMissingError if none is committed, or not the one that the attempt was given."""
-    key = f"{HANDOVERS}{before.name}.json"
-    where = f"{attempt.checkpoint_uri.rstrip('/')}/{key}"
+    from samite.lifecycle.handover import content_hash
+
+    where = f"{attempt.checkpoint_uri.rstrip('/')}/{handover_key(before.name)}"
     if not attempt.handover:
         raise HandoverMissingError(f"the attempt names no hand-over, but stage {attempt.stage_index} needs the one in {where}")
     try:
-        document = json.loads(open_store(attempt.checkpoint_uri, options).get(key))
+        document = read_document(open_store(attempt.checkpoint_uri, options), before.name)
     except NotFoundError as error:
         raise HandoverMissingError(f"stage {before.name} has not handed over: {where} does not exist") from error
     found = content_hash(document)

@@ -29,6 +29,8 @@ class Learner:
         islands = [parameter for island in module.float32_islands() for parameter in island.parameters(recurse=False)]
         self.sharded: ShardedModel = shard(module, module.layers, device=groups.device, islands=islands)
         module.to_empty(device=groups.device)
+        for router in module.router_layers():  # not in checkpoints, so a restore would leave them as memory was
+            router.counts_EB1.zero_()
         module.train()
         self.module: MultimodalDecoder = module
         self.parameters: ParameterGroups = group_parameters(module.named_parameters(), self.config, optimizer=plan.optimizer.name)

@@ -5,8 +5,7 @@ stage ends only with its final checkpoint committed. A storage that is slow or d
 """
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from samite.checkpoint import StoreOptions, open_store
 from samite.checkpoint.retention import KeepPolicy
 from samite.spec.attempt import AttemptSpec
-from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions, SaveFailedError
+from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions, Committed
 from samite_workloads.train.kill_points import KillPointStore
 from samite_workloads.train.learner import Learner
 from samite_workloads.train.observe import Observer
@@ -64,20 +63,17 @@ class Saver:
         if asked or (self._plan.every_steps is not None and state.step % self._plan.every_steps == 0):
             observer.settle()  # a step that was refused on the device must never be stored
             self._save(state, learner, asynchronous=self._plan.asynchronous, final=False)
-        self._take_note()
+        self._take_note(self.manager.poll())
 
     def finish(self, state: TrainState, learner: Learner) -> str:
         """Have the present state committed; returns its checkpoint id. Stored already: nothing is written again.
 
         Raises SaveFailedError when it can't be stored: the stage is not complete then.
         """
-        with suppress(SaveFailedError):  # an earlier save that failed is told below and does not matter now
-            self.manager.wait()
-        self._take_note()
+        self._take_note(self.manager.drain())  # a save that failed before is told, and of no matter now
         if self._agreed_step() != state.step:
             self._save(state, learner, asynchronous=False, final=True)
-            self.manager.wait()
-            self._take_note()
+            self._take_note(self.manager.drain())
         return self._last_id
 
     def _save(self, state: TrainState, learner: Learner, *, asynchronous: bool, final: bool) -> None:
@@ -87,9 +83,15 @@ class Saver:
         self._saved_at_s = time.monotonic()
         self._session.heartbeat.enter(phase)
 
-    def _take_note(self, *, wait: bool = False) -> None:
+    def _agreed_step(self) -> int:
+        """Step of the newest commit that rank 0, which makes the commits, has seen."""
+        step = torch.tensor([self._last_step])
+        dist.broadcast(step, src=0, group=self._session.groups.host)
+        return int(step)
+
+    def _take_note(self, commits: Sequence[Committed]) -> None:
         telemetry = self._session.telemetry
-        for commit in self.manager.drain() if wait else self.manager.poll():
+        for commit in commits:
             self._last_id, self._last_step = commit.checkpoint_id, commit.step
             self._session.heartbeat.checkpoint_step = commit.step
             if not self._session.is_first:
