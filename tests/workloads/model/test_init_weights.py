@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from samite_workloads.model import build_model
-from samite_workloads.model.roles import Group, Update, roles
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(nano, make_model):
@@ -58,24 +57,3 @@ def test_every_kind_of_weight_starts_as_its_source_says(nano, make_model):
         elif not name.endswith(("conv", "dt_bias")):
             assert value.std().item() == pytest.approx(0.02, rel=0.15), name
     assert all(router.e_score_correction_bias.abs().max() == 0 for router in model.router_layers())
-
-
-def test_every_parameter_has_a_role_and_matrices_go_to_muon(nano):
-    model = build_model(nano, "meta")
-    found = {role.name: role for role in roles(model, nano)}
-    assert set(found) == {name for name, _ in model.named_parameters()}
-    assert found["layers.0.self_attn.q_proj.weight"].row_blocks == (16,)
-    assert found["layers.3.self_attn.kv_b_proj.weight"].row_blocks == (16, 12)
-    assert found["layers.3.self_attn.q_b_proj.weight"].row_blocks == (24,)
-    assert found["layers.1.block_sparse_moe.experts.gate_up"].update is Update.MUON
-    assert found["layers.1.block_sparse_moe.gate.weight"].group is Group.ROUTER
-    undecayed = {"q_conv", "k_conv", "v_conv", "A_log", "dt_bias", "o_norm", "norm", "proj", "pos_emb"}
-    for name, role in found.items():
-        leaf = name.rsplit(".", 1)[-1]
-        if leaf in undecayed or "norm" in name or name.startswith(("embed_tokens", "lm_head")) or leaf == "patch_embed":
-            assert role.update is Update.ADAMW, name
-        else:
-            assert role.update is Update.MUON, name
-        assert role.weight_decay != (leaf in undecayed or "norm" in name), name
-        rows = role.parameter.shape[-2] if role.parameter.dim() >= 2 else 0
-        assert not role.row_blocks or rows % sum(role.row_blocks) == 0

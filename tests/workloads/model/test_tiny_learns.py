@@ -1,6 +1,7 @@
 """A short run of the tiny preset: it learns, and only balancing brings its experts near the sampling floor."""
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from samite_workloads.config import Balancing
 from samite_workloads.model import quantile_balance
 from samite_workloads.presets import TINY
 
-STEPS = 24
+STEPS = 16
+LAST = slice(STEPS - 6, None)
 
 
 def run(config, make_model, make_batch):
@@ -42,7 +44,6 @@ def test_the_loss_falls_and_quantile_balancing_holds_the_load_near_its_floor(mak
     losses, balanced = run(config, make_model, make_batch)
     _, free = run(replace(config, balancing=Balancing.NONE), make_model, make_batch)
     assert losses[0] > 4.0
-    assert losses[-1] < 0.5 * losses[0]
-    last = slice(STEPS - 6, None)
-    assert max(free[last]) > 2 * max(balanced[last])
-    print(losses, balanced, free)
+    assert losses[-1] < 0.3 * losses[0]
+    assert fmean(balanced[LAST]) < 1.4
+    assert fmean(free[LAST]) > 1.8

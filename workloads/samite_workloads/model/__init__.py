@@ -1,25 +1,20 @@
 """The model: K3's decoder with its vision tower, routing and balancing, in plain torch over `samite_kernels`.
 
 decoder > layer > kda | mla | moe > router | experts > linear | norm | situ        vision        loss        balancing
-init and state_dict know every parameter by its name in the released checkpoint; roles tells the optimizer what each one is.
+init and state_dict know every parameter by its name in the released checkpoint.
 """
 
 from samite_workloads.config import ModelConfig
 from samite_workloads.model.balancing import BalanceReport, quantile_balance
 from samite_workloads.model.decoder import ModelOutput, MultimodalDecoder, build_model
-from samite_workloads.model.roles import Group, Role, Update, roles
 from samite_workloads.model.samples import ModelSamples
 
 __all__ = [
     "BalanceReport",
-    "Group",
     "ModelConfig",
     "ModelOutput",
     "ModelSamples",
     "MultimodalDecoder",
-    "Role",
-    "Update",
     "build_model",
     "quantile_balance",
-    "roles",
 ]
