@@ -1,13 +1,13 @@
 // The forward scan: passes the state through the chunks of a document and writes the outputs, one block per (document, head, half of V).
 //
-// The state is held transposed, [64 v, 128 k], in float32 wgmma accumulators of one warpgroup: its bfloat16 copy is the register operand
-// of the next product, so the serial chain of a chunk never touches shared memory:
+// The state is held transposed, [64 v, 128 k], in float32 accumulators of the first warpgroup; its bfloat16 copy is the register operand of
+// the next product, so the serial chain of a chunk touches shared memory only to read factors:
 //
-//   Vn' = U' + S' (-W)'          the state scaled by e^G_last meanwhile
-//   S'  = e^G_last S' + Vn' kt
-//   O'  = S' (s q e^G)' + Vn' A_qk'          off the chain
+//   chain     Vn' = U' + S' (-W)'        S' = e^G_last S' + Vn' kt
+//   output    O' = S' (s q e^G)' + Vn' A_qk'         the second warpgroup, one chunk behind, from bfloat16 copies of S' and Vn'
+//   load      one thread streams the factors of both through two rings of bulk copies
 //
-// A fifth warp streams the chunk's factors through a ring of bulk copies.
+// The copies that the output warpgroup reads are tile images: the same bulk copies save them for the backward.
 
 #include "include/arguments.cuh"
 #include "include/registers.cuh"
@@ -15,59 +15,72 @@
 namespace kda {
 namespace {
 
-constexpr int kMathThreads = 128;
-constexpr int kThreads = kMathThreads + 32;
-constexpr int kStages = 3;
+constexpr int kGroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 3 * kGroup;
 constexpr int kHalfImageBytes = kHalf * 128;  // 64 rows of v, 64 tokens
 
-struct Stage {
+struct ChainStage {
     unsigned char minus_w[kTokenImageBytes];
-    unsigned char q_grown[kTokenImageBytes];
     unsigned char k_kept[kTokenImageBytes];
-    unsigned char scores[kSquareImageBytes];
     unsigned char u[kHalfImageBytes];
     float keep[kDim];
     uint64_t full;
     uint64_t empty;
-    unsigned char unused[496];
+    uint64_t unused[62];
 };
-static_assert(sizeof(Stage) % 1024 == 0);
-constexpr uint32_t kStageBytes = 3 * kTokenImageBytes + kSquareImageBytes + kHalfImageBytes + kDecayBytes;
-
-struct ScanShared {
-    Stage stages[kStages];
+struct OutputStage {
+    unsigned char q_grown[kTokenImageBytes];
+    unsigned char scores[kSquareImageBytes];
+};
+struct Copies {
     unsigned char state[2 * kPanelBytes];
     unsigned char v_new[kHalfImageBytes];
+};
+constexpr int kChainStages = 3;
+constexpr int kOutputStages = 2;
+constexpr uint32_t kChainBytes = 2 * kTokenImageBytes + kHalfImageBytes + kDecayBytes;
+constexpr uint32_t kOutputBytes = kTokenImageBytes + kSquareImageBytes;
+static_assert(sizeof(ChainStage) % 1024 == 0 && sizeof(OutputStage) % 1024 == 0 && sizeof(Copies) % 1024 == 0);
+
+struct ScanShared {
+    ChainStage chain[kChainStages];
+    OutputStage output[kOutputStages];
+    Copies copies[2];
     unsigned char o[4][kChunk * 32];  // per warp: 64 tokens, 16 values
 };
 static_assert(sizeof(ScanShared) <= 232448, "227 KiB a block");
 
+// The barriers of the output ring and of the copies live in the slack of the first chain stage.
+__device__ __forceinline__ uint32_t output_full(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[slot]); }
+__device__ __forceinline__ uint32_t output_empty(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[2 + slot]); }
+__device__ __forceinline__ uint32_t copies_full(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[4 + slot]); }
+__device__ __forceinline__ uint32_t copies_empty(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[6 + slot]); }
+
 __device__ __forceinline__ void load_chunks(ScanShared& shared, const ScanArguments& arguments, int64_t first_tile, int num_chunks, int half) {
     for (int n = 0; n < num_chunks; ++n) {
-        const int slot = n % kStages;
-        Stage& stage = shared.stages[slot];
-        const uint32_t full = ptx::shared_address(&shared.stages[slot].full);
-        ptx::barrier_wait(ptx::shared_address(&shared.stages[slot].empty), ((n / kStages) & 1) ^ 1);
         const int64_t tile = first_tile + static_cast<int64_t>(n) * arguments.num_heads;
-        ptx::barrier_expect_bytes(full, kStageBytes);
+        ChainStage& stage = shared.chain[n % kChainStages];
+        uint32_t full = ptx::shared_address(&stage.full);
+        ptx::barrier_wait(ptx::shared_address(&stage.empty), ((n / kChainStages) & 1) ^ 1);
+        ptx::barrier_expect_bytes(full, kChainBytes);
         ptx::bulk_load(ptx::shared_address(stage.minus_w), arguments.minus_w + tile * kTokenImageBytes, kTokenImageBytes, full);
         ptx::bulk_load(ptx::shared_address(stage.u), arguments.u_transposed + tile * kTokenImageBytes + half * kHalfImageBytes,
                        kHalfImageBytes, full);
         ptx::bulk_load(ptx::shared_address(stage.keep), arguments.keep + tile * kDim, kDecayBytes, full);
         ptx::bulk_load(ptx::shared_address(stage.k_kept), arguments.k_kept + tile * kTokenImageBytes, kTokenImageBytes, full);
-        ptx::bulk_load(ptx::shared_address(stage.q_grown), arguments.q_grown + tile * kTokenImageBytes, kTokenImageBytes, full);
-        ptx::bulk_load(ptx::shared_address(stage.scores), arguments.scores + tile * kSquareImageBytes, kSquareImageBytes, full);
+
+        OutputStage& output = shared.output[n % kOutputStages];
+        full = output_full(shared, n % kOutputStages);
+        ptx::barrier_wait(output_empty(shared, n % kOutputStages), ((n / kOutputStages) & 1) ^ 1);
+        ptx::barrier_expect_bytes(full, kOutputBytes);
+        ptx::bulk_load(ptx::shared_address(output.q_grown), arguments.q_grown + tile * kTokenImageBytes, kTokenImageBytes, full);
+        ptx::bulk_load(ptx::shared_address(output.scores), arguments.scores + tile * kSquareImageBytes, kSquareImageBytes, full);
     }
 }
 
-template <bool Save>
-__device__ __forceinline__ void run_chunks(ScanShared& shared, const ScanArguments& arguments, int document, int head, int half) {
+__device__ __forceinline__ void run_chain(ScanShared& shared, const ScanArguments& arguments, int num_chunks, int64_t state_offset, int half) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int first_chunk = arguments.first_chunk[document];
-    const int num_chunks = arguments.first_chunk[document + 1] - first_chunk;
     const int v_row = half * kHalf + warp * 16 + (lane >> 2);
-    const int64_t state_offset = (static_cast<int64_t>(document) * arguments.num_heads + head) * kDim * kDim;
-
     float state[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) state[i] = 0.f;
@@ -78,20 +91,39 @@ __device__ __forceinline__ void run_chunks(ScanShared& shared, const ScanArgumen
             state[i] = arguments.initial_state[state_offset + k * kDim + v];
         }
     }
-    uint32_t state_operand[32];
-    to_operand(state_operand, state);
-
     for (int n = 0; n < num_chunks; ++n) {
-        const int slot = n % kStages;
-        const Stage& stage = shared.stages[slot];
-        const Chunk chunk = arguments.chunks[first_chunk + n];
-        const int64_t tile = (static_cast<int64_t>(first_chunk) + n) * arguments.num_heads + head;
-        const uint32_t w = ptx::shared_address(stage.minus_w), q = ptx::shared_address(stage.q_grown);
-        const uint32_t k = ptx::shared_address(stage.k_kept), scores = ptx::shared_address(stage.scores);
-        ptx::barrier_wait(ptx::shared_address(&shared.stages[slot].full), (n / kStages) & 1);
+        const ChainStage& stage = shared.chain[n % kChainStages];
+        Copies& copies = shared.copies[n & 1];
+        const Operand w(stage.minus_w), k(stage.k_kept);
+        uint32_t state_operand[32];
+        to_operand(state_operand, state);
+        ptx::barrier_wait(ptx::shared_address(&stage.full), (n / kChainStages) & 1);
         __syncwarp();  // the compiler serialises products that it finds on a divergent path
 
-        // Not while a product is in flight: the compiler would wait for it.
+        float v_new[32];
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < 8; ++s) {
+            ptx::wgmma_rs<0>(v_new, state_operand[4 * s], state_operand[4 * s + 1], state_operand[4 * s + 2], state_operand[4 * s + 3],
+                             w.along(s), s > 0);
+        }
+        ptx::wgmma_commit();
+        ptx::barrier_wait(copies_empty(shared, n & 1), ((n >> 1) & 1) ^ 1);
+        __syncwarp();
+        store_rows<8>(copies.state, state_operand);
+        uint32_t u[16];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const int row = warp * 16 + (lane >> 2) + (i & 1) * 8;
+            u[i] = *reinterpret_cast<const uint32_t*>(stage.u + piece_offset(row, i >> 1) + (lane & 3) * 4);
+        }
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(v_new);
+        uint32_t v_operand[16];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            v_operand[i] = ptx::pack_bf16(v_new[2 * i] + ptx::low_bf16(u[i]), v_new[2 * i + 1] + ptx::high_bf16(u[i]));
+        }
 #pragma unroll
         for (int t = 0; t < 16; ++t) {
             const float2 keep = *reinterpret_cast<const float2*>(stage.keep + t * 8 + (lane & 3) * 2);
@@ -100,90 +132,19 @@ __device__ __forceinline__ void run_chunks(ScanShared& shared, const ScanArgumen
             state[4 * t + 2] *= keep.x;
             state[4 * t + 3] *= keep.y;
         }
-        float v_new[32], out[32];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            const int row = warp * 16 + (lane >> 2) + (i & 1) * 8;
-            const uint32_t pair = *reinterpret_cast<const uint32_t*>(stage.u + piece_offset(row, i >> 1) + (lane & 3) * 4);
-            v_new[(i >> 1) * 4 + (i & 1) * 2] = ptx::low_bf16(pair);
-            v_new[(i >> 1) * 4 + (i & 1) * 2 + 1] = ptx::high_bf16(pair);
-        }
-        ptx::wgmma_pin(v_new);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < 8; ++s) {
-            ptx::wgmma_rs<0>(v_new, state_operand[4 * s], state_operand[4 * s + 1], state_operand[4 * s + 2], state_operand[4 * s + 3],
-                             descriptor(along_row(w, s)));
-        }
-        ptx::wgmma_commit();
-#pragma unroll
-        for (int s = 0; s < 8; ++s) {
-            ptx::wgmma_rs<0>(out, state_operand[4 * s], state_operand[4 * s + 1], state_operand[4 * s + 2], state_operand[4 * s + 3],
-                             descriptor(along_row(q, s)), s > 0);
-        }
-        ptx::wgmma_commit();
-        if (Save) {
-            ptx::bulk_store_wait_read<0>();
-            __syncwarp();
-            store_rows<8>(shared.state, state_operand);
-        }
-        ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(v_new);
-        uint32_t v_operand[16];
-        to_operand(v_operand, v_new);
         ptx::wgmma_pin(state);
         ptx::wgmma_fence();
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
-            ptx::wgmma_rs<1>(state, v_operand[4 * s], v_operand[4 * s + 1], v_operand[4 * s + 2], v_operand[4 * s + 3],
-                             descriptor(k + s * kDownRows));
+            ptx::wgmma_rs<1>(state, v_operand[4 * s], v_operand[4 * s + 1], v_operand[4 * s + 2], v_operand[4 * s + 3], k.down(s));
         }
         ptx::wgmma_commit();
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            ptx::wgmma_rs<0>(out, v_operand[4 * s], v_operand[4 * s + 1], v_operand[4 * s + 2], v_operand[4 * s + 3],
-                             descriptor(scores + s * kAlongRow));
-        }
-        ptx::wgmma_commit();
-        if (Save) {
-            store_rows<4>(shared.v_new, v_operand);
-            ptx::fence_async_shared();
-            __syncwarp();
-            unsigned char* states = arguments.states + tile * kStateImageBytes + half * 2 * kPanelBytes + warp * 2048;
-            ptx::bulk_store_if(lane == 0, states, ptx::shared_address(shared.state) + warp * 2048, 2048);
-            ptx::bulk_store_if(lane == 0, states + kPanelBytes, ptx::shared_address(shared.state) + kPanelBytes + warp * 2048, 2048);
-            ptx::bulk_store_if(lane == 0, arguments.v_new + tile * kTokenImageBytes + half * kHalfImageBytes + warp * 2048,
-                            ptx::shared_address(shared.v_new) + warp * 2048, 2048);
-            ptx::bulk_store_commit();
-        }
-        ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(state);
-        to_operand(state_operand, state);
+        store_rows<4>(copies.v_new, v_operand);
+        ptx::fence_async_shared();
+        ptx::barrier_arrive(copies_full(shared, n & 1));
         ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(out);
-        __syncwarp();
-        ptx::barrier_arrive_if(lane == 0, ptx::shared_address(&shared.stages[slot].empty));
-        __syncwarp();
-
-        const uint32_t warp_o = ptx::shared_address(shared.o[warp]);
-#pragma unroll
-        for (int t = 0; t < 8; t += 2) {
-            const int i = 8 * (t + (lane >> 4)) + (lane & 7), piece = (lane >> 3) & 1;
-            ptx::store_matrix_x4_transposed(warp_o + i * 32 + ((piece ^ ((i >> 2) & 1)) << 4), ptx::pack_bf16(out[4 * t], out[4 * t + 1]),
-                                            ptx::pack_bf16(out[4 * t + 2], out[4 * t + 3]), ptx::pack_bf16(out[4 * t + 4], out[4 * t + 5]),
-                                            ptx::pack_bf16(out[4 * t + 6], out[4 * t + 7]));
-        }
-        __syncwarp();
-#pragma unroll
-        for (int it = 0; it < 4; ++it) {
-            const int i = it * 16 + (lane >> 1), piece = lane & 1;
-            const uint4 values = *reinterpret_cast<const uint4*>(shared.o[warp] + i * 32 + ((piece ^ ((i >> 2) & 1)) << 4));
-            if (i < chunk.rows) {
-                const int64_t at = (static_cast<int64_t>(chunk.first_token + i) * arguments.num_heads + head) * kDim;
-                *reinterpret_cast<uint4*>(arguments.o + at + half * kHalf + warp * 16 + piece * 8) = values;
-            }
-        }
-        __syncwarp();
+        ptx::wgmma_pin(state);
+        ptx::barrier_arrive(ptx::shared_address(&stage.empty));
     }
     if (arguments.final_state) {
 #pragma unroll
@@ -192,7 +153,64 @@ __device__ __forceinline__ void run_chunks(ScanShared& shared, const ScanArgumen
             arguments.final_state[state_offset + k * kDim + v] = state[i];
         }
     }
-    if (Save) ptx::bulk_store_wait_read<0>();
+}
+
+template <bool Save>
+__device__ __forceinline__ void write_outputs(ScanShared& shared, const ScanArguments& arguments, int first_chunk, int num_chunks, int head,
+                                              int half) {
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    unsigned char* warp_o = shared.o[warp];
+    for (int n = 0; n < num_chunks; ++n) {
+        const OutputStage& stage = shared.output[n % kOutputStages];
+        const Copies& copies = shared.copies[n & 1];
+        const Chunk chunk = arguments.chunks[first_chunk + n];
+        const int64_t tile = (static_cast<int64_t>(first_chunk) + n) * arguments.num_heads + head;
+        const Operand state(copies.state), v_new(copies.v_new), q(stage.q_grown), scores(stage.scores);
+        ptx::barrier_wait(output_full(shared, n % kOutputStages), (n / kOutputStages) & 1);
+        ptx::barrier_wait(copies_full(shared, n & 1), (n >> 1) & 1);
+        __syncwarp();
+
+        float out[32];
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < 8; ++s) ptx::wgmma_ss<0, 0>(out, state.along(s), q.along(s), s > 0);
+#pragma unroll
+        for (int s = 0; s < 4; ++s) ptx::wgmma_ss<0, 0>(out, v_new.along(s), scores.along(s));
+        ptx::wgmma_commit();
+        if (Save) {
+            // Each warp saves its 16 rows.
+            unsigned char* states = arguments.states + tile * kStateImageBytes + half * 2 * kPanelBytes + warp * 2048;
+            const uint32_t from = ptx::shared_address(copies.state) + warp * 2048;
+            ptx::bulk_store_if(lane == 0, states, from, 2048);
+            ptx::bulk_store_if(lane == 0, states + kPanelBytes, from + kPanelBytes, 2048);
+            ptx::bulk_store_if(lane == 0, arguments.v_new + tile * kTokenImageBytes + half * kHalfImageBytes + warp * 2048,
+                               ptx::shared_address(copies.v_new) + warp * 2048, 2048);
+            ptx::bulk_store_commit();
+        }
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(out);
+        ptx::barrier_arrive(output_empty(shared, n % kOutputStages));
+#pragma unroll
+        for (int t = 0; t < 8; t += 2) {
+            const int i = 8 * (t + (lane >> 4)) + (lane & 7), piece = (lane >> 3) & 1;
+            ptx::store_matrix_x4_transposed(ptx::shared_address(warp_o) + i * 32 + ((piece ^ ((i >> 2) & 1)) << 4),
+                                            ptx::pack_bf16(out[4 * t], out[4 * t + 1]), ptx::pack_bf16(out[4 * t + 2], out[4 * t + 3]),
+                                            ptx::pack_bf16(out[4 * t + 4], out[4 * t + 5]), ptx::pack_bf16(out[4 * t + 6], out[4 * t + 7]));
+        }
+        __syncwarp();
+#pragma unroll
+        for (int it = 0; it < 4; ++it) {
+            const int i = it * 16 + (lane >> 1), piece = lane & 1;
+            const uint4 values = *reinterpret_cast<const uint4*>(warp_o + i * 32 + ((piece ^ ((i >> 2) & 1)) << 4));
+            if (i < chunk.rows) {
+                const int64_t at = (static_cast<int64_t>(chunk.first_token + i) * arguments.num_heads + head) * kDim;
+                *reinterpret_cast<uint4*>(arguments.o + at + half * kHalf + warp * 16 + piece * 8) = values;
+            }
+        }
+        if (Save) ptx::bulk_store_wait_read<0>();
+        __syncwarp();
+        ptx::barrier_arrive(copies_empty(shared, n & 1));
+    }
 }
 
 template <bool Save>
@@ -202,22 +220,36 @@ __global__ void __launch_bounds__(kThreads, 1) scan(const __grid_constant__ Scan
     const int half = blockIdx.x & 1;
     const int head = (blockIdx.x >> 1) % arguments.num_heads;
     const int document = (blockIdx.x >> 1) / arguments.num_heads;
+    const int first_chunk = arguments.first_chunk[document];
+    const int num_chunks = arguments.first_chunk[document + 1] - first_chunk;
     if (threadIdx.x == 0) {
-        for (int slot = 0; slot < kStages; ++slot) {
-            ptx::barrier_init(ptx::shared_address(&shared.stages[slot].full), 1);
-            ptx::barrier_init(ptx::shared_address(&shared.stages[slot].empty), kMathThreads / 32);
+        for (int slot = 0; slot < kChainStages; ++slot) {
+            ptx::barrier_init(ptx::shared_address(&shared.chain[slot].full), 1);
+            ptx::barrier_init(ptx::shared_address(&shared.chain[slot].empty), kGroup);
+        }
+        for (int slot = 0; slot < 2; ++slot) {
+            ptx::barrier_init(output_full(shared, slot), 1);
+            ptx::barrier_init(output_empty(shared, slot), kGroup);
+            ptx::barrier_init(copies_full(shared, slot), kGroup);
+            ptx::barrier_init(copies_empty(shared, slot), kGroup);
         }
         ptx::barrier_init_fence();
     }
     __syncthreads();
     // A shuffle tells the compiler that the role is the same across the warp.
-    const int role = __shfl_sync(~0u, threadIdx.x / kMathThreads, 0);
+    const int role = __shfl_sync(~0u, threadIdx.x / kGroup, 0);
     if (role == 0) {
-        run_chunks<Save>(shared, arguments, document, head, half);
-    } else if (threadIdx.x == kMathThreads) {
-        const int first_chunk = arguments.first_chunk[document];
-        const int64_t first_tile = static_cast<int64_t>(first_chunk) * arguments.num_heads + head;
-        load_chunks(shared, arguments, first_tile, arguments.first_chunk[document + 1] - first_chunk, half);
+        ptx::registers_up_to<240>();
+        const int64_t state_offset = (static_cast<int64_t>(document) * arguments.num_heads + head) * kDim * kDim;
+        run_chain(shared, arguments, num_chunks, state_offset, half);
+    } else if (role == 1) {
+        ptx::registers_down_to<152>();
+        write_outputs<Save>(shared, arguments, first_chunk, num_chunks, head, half);
+    } else {
+        ptx::registers_down_to<40>();
+        if (threadIdx.x == 2 * kGroup) {
+            load_chunks(shared, arguments, static_cast<int64_t>(first_chunk) * arguments.num_heads + head, num_chunks, half);
+        }
     }
 }
 
@@ -234,7 +266,7 @@ int launch(const ScanArguments* arguments, cudaStream_t stream) {
 }  // namespace
 }  // namespace kda
 
-// Called by kda/sm90_launch.py. Saves states and new values when their pointers are given. Returns a cudaError_t; never throws,
+// Called by kda/sm90_schedule.py. Saves states and new values when their pointers are given. Returns a cudaError_t; never throws,
 // synchronises or allocates.
 extern "C" int sm90_kda_scan(const kda::ScanArguments* arguments, cudaStream_t stream) {
     return arguments->states ? kda::launch<true>(arguments, stream) : kda::launch<false>(arguments, stream);

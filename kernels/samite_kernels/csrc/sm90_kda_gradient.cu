@@ -18,13 +18,13 @@ namespace {
 // dT for 32 of its columns. `d` holds dVn V' on entry.
 __device__ __forceinline__ void differentiate_solution(GradientShared& shared, int half, float (&d)[16]) {
     const int lane = threadIdx.x & 31;
-    const uint32_t d_w = ptx::shared_address(shared.d_w), k = ptx::shared_address(shared.k_beta_grown) + half * 32 * 128;
+    const Operand d_w(shared.d_w), k(shared.k_beta_grown + half * 32 * 128);
 #pragma unroll
     for (int i = 0; i < 16; ++i) d[i] *= shared.beta[half * 32 + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1)];
     ptx::wgmma_pin(d);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < 8; ++s) ptx::wgmma_ss<0, 0>(d, descriptor(along_row(d_w, s)), descriptor(along_row(k, s)));
+    for (int s = 0; s < 8; ++s) ptx::wgmma_ss<0, 0>(d, d_w.along(s), k.along(s));
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(d);
@@ -33,12 +33,12 @@ __device__ __forceinline__ void differentiate_solution(GradientShared& shared, i
 
 // dA = -stril(T' dT T') for 32 of its columns.
 __device__ __forceinline__ void differentiate_inverse(GradientShared& shared, int half) {
-    const uint32_t inverse = ptx::shared_address(shared.inverse), d_inverse = ptx::shared_address(shared.d_inverse);
+    const Operand inverse(shared.inverse), inverse_rows(shared.inverse + half * 32 * 128), d_inverse(shared.d_inverse);
     float d[32];
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-        ptx::wgmma_ss<1, 1>(d, descriptor(inverse + s * kDownRows), descriptor(d_inverse + s * kDownRows), s > 0);
+        ptx::wgmma_ss<1, 1>(d, inverse.down(s), d_inverse.down(s), s > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
@@ -49,8 +49,7 @@ __device__ __forceinline__ void differentiate_inverse(GradientShared& shared, in
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-        ptx::wgmma_rs<0>(d_a, x[4 * s], x[4 * s + 1], x[4 * s + 2], x[4 * s + 3], descriptor(inverse + half * 32 * 128 + s * kAlongRow),
-                         s > 0);
+        ptx::wgmma_rs<0>(d_a, x[4 * s], x[4 * s + 1], x[4 * s + 2], x[4 * s + 3], inverse_rows.along(s), s > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
@@ -62,14 +61,14 @@ __device__ __forceinline__ void differentiate_inverse(GradientShared& shared, in
 // dV for 64 of its channels, and the part of dbeta that comes with it.
 __device__ __forceinline__ void differentiate_values(GradientShared& shared, int half) {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-    const uint32_t inverse = ptx::shared_address(shared.inverse), d_v_new = ptx::shared_address(shared.d_v_new) + half * kPanelBytes;
+    const Operand inverse(shared.inverse), d_v_new(shared.d_v_new + half * kPanelBytes);
     const float beta[2] = {shared.beta[warp * 16 + (lane >> 2)], shared.beta[warp * 16 + (lane >> 2) + 8]};
     float sums[2] = {0.f, 0.f};
     float d[32];
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-        ptx::wgmma_ss<1, 0>(d, descriptor(inverse + s * kDownRows), descriptor(d_v_new + s * kAlongRow), s > 0);
+        ptx::wgmma_ss<1, 0>(d, inverse.down(s), d_v_new.along(s), s > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
@@ -262,6 +261,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     const int warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
 
     start_loads(shared, arguments, chunk, head, tile);
+    if (tile + kTilesInFlight < gridDim.x) prefetch_loads(arguments, tile + kTilesInFlight);
     if (threadIdx.x < kChunk) shared.beta[threadIdx.x] = write_strength(arguments.beta, chunk, head, arguments.num_heads, threadIdx.x);
     ptx::copy_async_wait<0>();
     ptx::fence_async_shared();
@@ -270,28 +270,25 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     __syncwarp();
 
     const uint32_t quarter = (group >> 1) * kPanelBytes + (group & 1) * 64;  // this warpgroup's 32 channels in a row of an image
-    const uint32_t states = ptx::shared_address(shared.states) + quarter, d_states = ptx::shared_address(shared.d_states) + quarter;
-    const uint32_t d_o = ptx::shared_address(shared.d_o), v = ptx::shared_address(shared.v);
-    const uint32_t v_new = ptx::shared_address(shared.v_new), d_v_new = ptx::shared_address(shared.d_v_new);
+    const Operand states(shared.states + quarter), d_states(shared.d_states + quarter), d_o(shared.d_o);
+    const Operand v_new(shared.v_new), d_v_new(shared.d_v_new);
     float d_q[16], d_w[16], d_kept[16], square[16];
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 8; ++s) {
-        const uint32_t down = (s >> 2) * 2 * kPanelBytes + (s & 3) * kDownRows;
-        ptx::wgmma_ss<0, 1>(d_q, descriptor(along_row(d_o, s)), descriptor(states + down), s > 0);
-        ptx::wgmma_ss<1, 1>(d_w, descriptor(d_v_new + s * kDownRows), descriptor(states + down), s > 0);
-        ptx::wgmma_ss<1, 1>(d_kept, descriptor(v_new + s * kDownRows), descriptor(d_states + down), s > 0);
+        const uint32_t half = (s >> 2) * 2 * kPanelBytes;
+        ptx::wgmma_ss<0, 1>(d_q, d_o.along(s), states.plus(half).down(s & 3), s > 0);
+        ptx::wgmma_ss<1, 1>(d_w, d_v_new.down(s), states.plus(half).down(s & 3), s > 0);
+        ptx::wgmma_ss<1, 1>(d_kept, v_new.down(s), d_states.plus(half).down(s & 3), s > 0);
     }
     if (group < 2) {
+        const Operand columns(shared.v_new + group * 64);
 #pragma unroll
-        for (int s = 0; s < 8; ++s) {
-            ptx::wgmma_ss<0, 1>(square, descriptor(along_row(d_o, s)), descriptor(v_new + group * 64 + s * kDownRows), s > 0);
-        }
+        for (int s = 0; s < 8; ++s) ptx::wgmma_ss<0, 1>(square, d_o.along(s), columns.down(s), s > 0);
     } else {
+        const Operand rows(shared.v + (group - 2) * 32 * 128);
 #pragma unroll
-        for (int s = 0; s < 8; ++s) {
-            ptx::wgmma_ss<1, 0>(square, descriptor(d_v_new + s * kDownRows), descriptor(along_row(v, s) + (group - 2) * 32 * 128), s > 0);
-        }
+        for (int s = 0; s < 8; ++s) ptx::wgmma_ss<1, 0>(square, d_v_new.down(s), rows.along(s), s > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
@@ -322,11 +319,11 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     __syncthreads();
 
     float d_k[16];
-    const uint32_t inverse = ptx::shared_address(shared.inverse), d_w_columns = ptx::shared_address(shared.d_w) + quarter;
+    const Operand inverse(shared.inverse), d_w_columns(shared.d_w + quarter);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-        ptx::wgmma_ss<1, 1>(d_k, descriptor(inverse + s * kDownRows), descriptor(d_w_columns + s * kDownRows), s > 0);
+        ptx::wgmma_ss<1, 1>(d_k, inverse.down(s), d_w_columns.down(s), s > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();

@@ -17,6 +17,7 @@ namespace kda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kTilesInFlight = 264;          // two blocks on each of 132 multiprocessors: how far ahead to fetch into L2
 constexpr int kInversePitch = 72;            // halves per row: 144 bytes keep ldmatrix free of conflicts
 constexpr int kDiagonalPitch = kTile * kTile + 4;
 
@@ -252,6 +253,15 @@ __global__ void __launch_bounds__(kThreads, 2) prepare(const __grid_constant__ P
     load_tokens<kThreads>(shared.g, arguments.g, chunk, head, arguments.num_heads);
     if (!Backward) load_tokens<kThreads>(shared.v, arguments.v, chunk, head, arguments.num_heads);
     ptx::copy_async_commit();
+    const int64_t later = tile + kTilesInFlight;
+    if (later < gridDim.x) {
+        const int tensor = threadIdx.x >> 6;
+        const __nv_bfloat16* source = tensor < 2 ? (tensor ? arguments.k : arguments.q) : (tensor == 2 ? arguments.g : arguments.v);
+        if (!Backward || tensor < 3) {
+            prefetch_row(source, arguments.chunks[later / arguments.num_heads], static_cast<int>(later % arguments.num_heads),
+                         arguments.num_heads, threadIdx.x & 63);
+        }
+    }
     if (threadIdx.x < kChunk) shared.beta[threadIdx.x] = write_strength(arguments.beta, chunk, head, arguments.num_heads, threadIdx.x);
     for (int i = threadIdx.x; i < kSquareImageBytes / 16; i += kThreads) {
         reinterpret_cast<uint4*>(shared.scores)[i] = make_uint4(0, 0, 0, 0);
@@ -293,16 +303,14 @@ __global__ void __launch_bounds__(kThreads, 2) prepare(const __grid_constant__ P
     __syncthreads();
 
     const int group = threadIdx.x >> 7;
-    const uint32_t left = ptx::shared_address(inverse_beta);
-    const uint32_t grown = ptx::shared_address(shared.k_grown) + group * kPanelBytes;
-    const uint32_t values = ptx::shared_address(shared.v) + group * kPanelBytes;
+    const Operand left(inverse_beta), grown(shared.k_grown + group * kPanelBytes), values(shared.v + group * kPanelBytes);
     float w[32], u[32];
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step) {
-        ptx::wgmma_ss<0, 1>(w, descriptor(left + step * kAlongRow), descriptor(grown + step * kDownRows), step > 0);
+        ptx::wgmma_ss<0, 1>(w, left.along(step), grown.down(step), step > 0);
         if (!Backward) {
-            ptx::wgmma_ss<1, 0>(u, descriptor(values + step * kDownRows), descriptor(left + step * kAlongRow), step > 0);
+            ptx::wgmma_ss<1, 0>(u, values.down(step), left.along(step), step > 0);
         }
     }
     ptx::wgmma_commit();

@@ -82,6 +82,17 @@ __device__ __forceinline__ void load_chunks(ReverseShared& shared, const Reverse
     }
 }
 
+// The part of dVn that doesn't wait for the state, begun as soon as a stage has landed: dO' A_qk.
+__device__ __forceinline__ void wait_and_start(const Stage& stage, int parity, float (&d_v)[32]) {
+    const Operand d_o(stage.d_o), scores(stage.scores);
+    ptx::barrier_wait(ptx::shared_address(&stage.full), parity);
+    __syncwarp();  // the compiler serialises products that it finds on a divergent path
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < 4; ++s) ptx::wgmma_ss<1, 1>(d_v, d_o.down(s), scores.down(s), s > 0);
+    ptx::wgmma_commit();
+}
+
 __device__ __forceinline__ void run_chunks(ReverseShared& shared, const ReverseScanArguments& arguments, int document, int head, int half) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int first_chunk = arguments.first_chunk[document];
@@ -99,20 +110,16 @@ __device__ __forceinline__ void run_chunks(ReverseShared& shared, const ReverseS
             d_state[i] = arguments.d_final_state[state_offset + k * kDim + v];
         }
     }
-    uint32_t state_operand[32];
-    to_operand(state_operand, d_state);
-
+    float d_v[32];
+    if (num_chunks > 0) wait_and_start(shared.stages[0], 0, d_v);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(d_v);
     for (int n = 0; n < num_chunks; ++n) {
-        const int slot = n % kStages;
-        const Stage& stage = shared.stages[slot];
+        const Stage& stage = shared.stages[n % kStages];
         const int64_t tile = (static_cast<int64_t>(first_chunk) + num_chunks - 1 - n) * arguments.num_heads + head;
-        const uint32_t w = ptx::shared_address(stage.minus_w), q = ptx::shared_address(stage.q_grown);
-        const uint32_t k = ptx::shared_address(stage.k_kept), scores = ptx::shared_address(stage.scores);
-        const uint32_t d_o = ptx::shared_address(stage.d_o);
-        ptx::barrier_wait(ptx::shared_address(&stage.full), (n / kStages) & 1);
-        __syncwarp();  // the compiler serialises products that it finds on a divergent path
-
-        // Not while a product is in flight: the compiler would wait for it.
+        const Operand w(stage.minus_w), q(stage.q_grown), k(stage.k_kept), d_o(stage.d_o);
+        uint32_t state_operand[32];
+        to_operand(state_operand, d_state);
 #pragma unroll
         for (int t = 0; t < 16; ++t) {
             const float2 keep = *reinterpret_cast<const float2*>(stage.keep + t * 8 + (lane & 3) * 2);
@@ -121,23 +128,16 @@ __device__ __forceinline__ void run_chunks(ReverseShared& shared, const ReverseS
             d_state[4 * t + 2] *= keep.x;
             d_state[4 * t + 3] *= keep.y;
         }
-        float d_v[32];
         ptx::wgmma_pin(d_state);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            ptx::wgmma_ss<1, 1>(d_v, descriptor(d_o + s * kDownRows), descriptor(scores + s * kDownRows), s > 0);
-        }
-#pragma unroll
         for (int s = 0; s < 8; ++s) {
             ptx::wgmma_rs<0>(d_v, state_operand[4 * s], state_operand[4 * s + 1], state_operand[4 * s + 2], state_operand[4 * s + 3],
-                             descriptor(along_row(k, s)));
+                             k.along(s));
         }
         ptx::wgmma_commit();
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            ptx::wgmma_ss<1, 1>(d_state, descriptor(d_o + s * kDownRows), descriptor(q + s * kDownRows));
-        }
+        for (int s = 0; s < 4; ++s) ptx::wgmma_ss<1, 1>(d_state, d_o.down(s), q.down(s));
         ptx::wgmma_commit();
         ptx::bulk_store_wait_read<0>();
         __syncwarp();
@@ -149,8 +149,7 @@ __device__ __forceinline__ void run_chunks(ReverseShared& shared, const ReverseS
         ptx::wgmma_fence();
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
-            ptx::wgmma_rs<1>(d_state, v_operand[4 * s], v_operand[4 * s + 1], v_operand[4 * s + 2], v_operand[4 * s + 3],
-                             descriptor(w + s * kDownRows));
+            ptx::wgmma_rs<1>(d_state, v_operand[4 * s], v_operand[4 * s + 1], v_operand[4 * s + 2], v_operand[4 * s + 3], w.down(s));
         }
         ptx::wgmma_commit();
         store_rows<4>(shared.d_v_new, v_operand);
@@ -160,14 +159,13 @@ __device__ __forceinline__ void run_chunks(ReverseShared& shared, const ReverseS
         ptx::bulk_store_if(lane == 0, states, ptx::shared_address(shared.d_state) + warp * 2048, 2048);
         ptx::bulk_store_if(lane == 0, states + kPanelBytes, ptx::shared_address(shared.d_state) + kPanelBytes + warp * 2048, 2048);
         ptx::bulk_store_if(lane == 0, arguments.d_v_new + tile * kTokenImageBytes + half * kHalfImageBytes + warp * 2048,
-                        ptx::shared_address(shared.d_v_new) + warp * 2048, 2048);
+                           ptx::shared_address(shared.d_v_new) + warp * 2048, 2048);
         ptx::bulk_store_commit();
+        if (n + 1 < num_chunks) wait_and_start(shared.stages[(n + 1) % kStages], ((n + 1) / kStages) & 1, d_v);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(d_state);
-        __syncwarp();
-        ptx::barrier_arrive_if(lane == 0, ptx::shared_address(&shared.stages[slot].empty));
-        __syncwarp();
-        to_operand(state_operand, d_state);
+        ptx::wgmma_pin(d_v);
+        ptx::barrier_arrive(ptx::shared_address(&stage.empty));
     }
     if (arguments.d_initial_state) {
 #pragma unroll
@@ -188,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_scan(const __grid_constan
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < kStages; ++slot) {
             ptx::barrier_init(ptx::shared_address(&shared.stages[slot].full), 33);  // the bulk copies, and each lane of the loader
-            ptx::barrier_init(ptx::shared_address(&shared.stages[slot].empty), kMathThreads / 32);
+            ptx::barrier_init(ptx::shared_address(&shared.stages[slot].empty), kMathThreads);
         }
         ptx::barrier_init_fence();
     }

@@ -47,16 +47,29 @@ __host__ __device__ constexpr uint32_t element_offset(int row, int column) {
     return static_cast<uint32_t>((column >> 6) * kPanelBytes) + piece_offset(row, (column & 63) >> 3) + (column & 7) * 2;
 }
 
-// Descriptor of a 128-byte-swizzled operand. `panel_stride` is the distance between 64-element groups of a transposed operand.
-__device__ __forceinline__ uint64_t descriptor(uint32_t shared_address, uint32_t panel_stride = kPanelBytes) {
-    constexpr uint64_t kGroupStride = 1024;  // 8 rows of 128 bytes
-    return (static_cast<uint64_t>((shared_address & 0x3ffff) >> 4)) | (static_cast<uint64_t>(panel_stride >> 4) << 16) |
-           ((kGroupStride >> 4) << 32) | (uint64_t{1} << 62);
-}
-// Step along the summed dimension by 16: within a row, or down 16 rows.
-constexpr uint32_t kAlongRow = 32;
-constexpr uint32_t kDownRows = 16 * 128;
-// Address of summed-dimension step `step` (16 elements) of an operand whose rows hold the summed dimension in two panels.
-__device__ __forceinline__ uint32_t along_row(uint32_t base, int step) { return base + (step >> 2) * kPanelBytes + (step & 3) * kAlongRow; }
+// A 128-byte-swizzled operand of the tensor cores in shared memory: the low word of its descriptor, which holds the address. Steps are
+// plain additions to that word, so that a product costs one instruction beside itself.
+struct Operand {
+    uint32_t low;
+
+    // `panel_stride`: bytes between groups of 64 elements of an operand that is read down its rows.
+    __device__ __forceinline__ explicit Operand(uint32_t shared_address, uint32_t panel_stride = kPanelBytes)
+        : low(((shared_address & 0x3ffff) >> 4) | (panel_stride >> 4) << 16) {}
+    __device__ __forceinline__ explicit Operand(const void* shared) : Operand(ptx::shared_address(shared)) {}
+
+    __device__ __forceinline__ Operand plus(uint32_t bytes) const {
+        Operand moved = *this;
+        moved.low += bytes >> 4;
+        return moved;
+    }
+    // Step `step` (16 elements) of the summed dimension: within rows that lie in two panels, or down the rows.
+    __device__ __forceinline__ uint64_t along(int step) const { return plus((step >> 2) * kPanelBytes + (step & 3) * 32).descriptor(); }
+    __device__ __forceinline__ uint64_t down(int step) const { return plus(step * 16 * 128).descriptor(); }
+    __device__ __forceinline__ uint64_t descriptor() const {
+        constexpr uint32_t kGroupStride = 1024;  // 8 rows of 128 bytes
+        constexpr uint32_t kHigh = (kGroupStride >> 4) | 1u << 30;
+        return static_cast<uint64_t>(kHigh) << 32 | low;
+    }
+};
 
 }  // namespace kda

@@ -68,6 +68,10 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_
                  "r"(bytes), "r"(barrier)
                  : "memory");
 }
+// Brings `bytes` (a multiple of 16) into L2.
+__device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
@@ -125,6 +129,16 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 // A barrier among `threads` threads; ids 1..15 (0 is __syncthreads).
 __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Moves registers between warpgroups; every warp of the group must execute it, counts are multiples of 8.
+template <int Count>
+__device__ __forceinline__ void registers_up_to() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ __forceinline__ void registers_down_to() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
 // ---- matrix loads and stores, warp products ----
