@@ -18,6 +18,7 @@ COMMAND_MODULES = (
     "event_lines",
     "lifecycle",
     "checkpoints",
+    "checkpoints",
     "data",
     "chaos",
     "validate",
