@@ -83,7 +83,8 @@ def classify(
 ) -> Cause:
     """The class and the first cause of a failure, from everything that is known about it. Says `operator` only if nothing at all is known."""
     causes = [*(_of_report(report, policy) for report in reports), *(_of_exit(item, policy) for item in exits)]
-    blamed = {node for cause in causes for node in cause.nodes} | set(lost_nodes)
+    outside = (cause for cause in causes if cause.failure_class is FailureClass.INFRA or cause.consequence)
+    blamed = {node for cause in outside for node in cause.nodes} | set(lost_nodes)
     if preempted_nodes & blamed:
         gone = tuple(sorted(preempted_nodes & blamed))
         return Cause(

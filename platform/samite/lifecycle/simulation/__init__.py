@@ -7,7 +7,8 @@ destructive action on too little evidence, a start from nothing although a check
 
 from samite.lifecycle.simulation import faults
 from samite.lifecycle.simulation.engine import Engine
+from samite.lifecycle.simulation.samples import impatient, small_plan, small_run
 from samite.lifecycle.simulation.things import BrokenPromiseError
 from samite.lifecycle.simulation.world import World
 
-__all__ = ["BrokenPromiseError", "Engine", "World", "faults"]
+__all__ = ["BrokenPromiseError", "Engine", "World", "faults", "impatient", "small_plan", "small_run"]

@@ -1,0 +1,171 @@
+"""Failure classes: exit codes, signals, messages, first causes, precedence."""
+
+import pytest
+
+from samite.lifecycle import FailureClass
+from samite.lifecycle.classify import RankExit, classify
+from samite.lifecycle.plan import ExitCodeRule, RestartPolicy
+from samite.lifecycle.signatures import first_cause
+from samite.spec.attempt import FailureReport
+
+POLICY = RestartPolicy()
+
+
+def report(message: str, *, failure_class: str = "application", error_type: str = "RuntimeError", rank: int = 0, **more) -> FailureReport:
+    return FailureReport(failure_class=failure_class, error_type=error_type, message=message, rank=rank, node=f"n{rank}", **more)
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "wanted", "error_type"),
+    [
+        (1, None, FailureClass.APPLICATION, "exit code 1"),
+        (2, None, FailureClass.APPLICATION, "exit code 2"),
+        (137, None, FailureClass.INFRA, "SIGKILL"),
+        (None, 9, FailureClass.INFRA, "SIGKILL"),
+        (143, None, FailureClass.INFRA, "SIGTERM"),
+        (None, 15, FailureClass.INFRA, "SIGTERM"),
+        (None, 7, FailureClass.INFRA, "SIGBUS"),
+        (None, 11, FailureClass.APPLICATION, "SIGSEGV"),
+        (139, None, FailureClass.APPLICATION, "SIGSEGV"),
+        (134, None, FailureClass.APPLICATION, "SIGABRT"),
+        (None, None, FailureClass.INFRA, "ProcessGone"),
+    ],
+)
+def test_an_exit_has_a_class(code, signal, wanted, error_type):
+    cause = classify(exits=[RankExit(rank=3, node="n1", code=code, signal=signal)], policy=POLICY)
+    assert (cause.failure_class, cause.error_type, cause.ranks, cause.nodes) == (wanted, error_type, (3,), ("n1",))
+    assert cause.restartable
+
+
+def test_exit_code_93_means_do_not_restart_whatever_else_is_known():
+    cause = classify(exits=[RankExit(rank=1, code=137), RankExit(rank=0, code=93)], reports=[report("boom")], policy=POLICY)
+    assert not cause.restartable
+    assert "asks not to be restarted" in cause.message
+
+
+def test_137_cannot_be_given_a_policy_because_the_kernel_produces_it():
+    rule = ExitCodeRule(codes=frozenset({137}), action="Fail")
+    cause = classify(exits=[RankExit(rank=0, code=137)], policy=RestartPolicy(exit_codes=(rule,)))
+    assert (cause.failure_class, cause.verdict) == (FailureClass.INFRA, "")
+
+
+@pytest.mark.parametrize(("action", "verdict"), [("Restart", ""), ("Hold", "Hold"), ("Fail", "Fail")])
+def test_a_run_can_give_its_own_exit_codes_a_meaning(action: str, verdict: str):
+    rule = ExitCodeRule(codes=frozenset({41}), action=action, failure_class=FailureClass.NUMERIC)
+    cause = classify(exits=[RankExit(rank=0, code=41)], policy=RestartPolicy(exit_codes=(rule,)))
+    assert (cause.failure_class, cause.verdict) == (FailureClass.NUMERIC, verdict)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", FailureClass.OOM),
+        ("Task was killed due to the node running low on memory.", FailureClass.OOM),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory", FailureClass.OOM),
+        ("[E] gloo: connectFullMesh failed with [127.0.0.1]:40123: Connection refused", FailureClass.INFRA),
+        ("RuntimeError: Gloo connectFullMesh failed on interface lo", FailureClass.INFRA),
+        ("Unable to resolve hostname to a (local) address", FailureClass.INFRA),
+        ("RuntimeError: [enforce fail at gloo/transport/tcp/device.cc] makeDeviceForHostname(): bind: Cannot assign", FailureClass.INFRA),
+        ("socket.gaierror: [Errno -2] Name or service not known", FailureClass.INFRA),
+        ("OSError: [Errno 28] No space left on device", FailureClass.INFRA),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus", FailureClass.INFRA),
+        ("non-finite loss at step 12", FailureClass.NUMERIC),
+        ("node was preempted by the scheduler", FailureClass.PREEMPTION),
+        ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)", FailureClass.HANG),
+        ("RuntimeError: Connection closed by peer [10.0.0.2]:3321", FailureClass.INFRA),
+        ("ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", FailureClass.INFRA),
+    ],
+)
+def test_a_known_line_has_a_class(line: str, wanted: FailureClass):
+    assert classify(log_tail=[line], policy=POLICY).failure_class is wanted
+    assert classify(reports=[report(line)], policy=POLICY).failure_class is wanted
+
+
+def test_the_first_cause_is_shown_when_gloo_takes_the_loopback_and_ray_is_blamed():
+    lines = [
+        "INFO starting rank 1",
+        "[W socket.cpp] [c10d] The client socket cannot be initialized to connect to [localhost]:29500",
+        "[E ProcessGroupGloo] Gloo connectFullMesh failed with [127.0.0.1]:51000 timed out",
+        "Traceback (most recent call last):",
+        "RuntimeError: Connection closed by peer",
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+    ]
+    cause = classify(
+        reports=[report("Connection closed by peer", rank=1)],
+        job_message="ray.train.WorkerGroupError: ActorDiedError",
+        log_tail=lines,
+        policy=POLICY,
+    )
+    assert cause.failure_class is FailureClass.INFRA
+    assert cause.error_type == "LoopbackInterface"
+    assert "127.0.0.1" in cause.message
+    found = first_cause(lines)
+    assert found is not None
+    assert found[0] == lines[2]
+
+
+def test_an_exception_wins_over_the_broken_connections_of_the_other_ranks():
+    reports = [
+        report("Connection reset by peer", rank=1),
+        report("bad shape [2, 3]", error_type="ValueError", rank=2, traceback="Traceback: x"),
+    ]
+    cause = classify(reports=reports, exits=[RankExit(rank=1, signal=9), RankExit(rank=2, code=1)], policy=POLICY)
+    assert (cause.failure_class, cause.ranks, cause.traceback) == (FailureClass.APPLICATION, (2,), "Traceback: x")
+    assert cause.message == "ValueError: bad shape [2, 3]"
+
+
+def test_a_lost_node_wins_over_the_exceptions_of_the_survivors():
+    cause = classify(reports=[report("Connection closed by peer", rank=0)], lost_nodes=["n1"], policy=POLICY)
+    assert (cause.failure_class, cause.error_type, cause.nodes) == (FailureClass.INFRA, "NodeLost", ("n1",))
+
+
+@pytest.mark.parametrize("failure_class", ["application", "oom", "numeric", "infra", "hang"])
+def test_a_node_with_a_preemption_notice_makes_it_a_preemption(failure_class: str):
+    cause = classify(
+        reports=[report("failed", failure_class=failure_class)], lost_nodes=["n7"], preempted_nodes=frozenset({"n7"}), policy=POLICY
+    )
+    assert cause.failure_class is FailureClass.PREEMPTION
+
+
+def test_an_exception_on_a_node_with_a_notice_is_still_an_exception():
+    cause = classify(reports=[report("bad shape")], preempted_nodes=frozenset({"n0"}), policy=POLICY)
+    assert cause.failure_class is FailureClass.APPLICATION
+
+
+@pytest.mark.parametrize(
+    ("reports", "wanted"),
+    [
+        (["oom", "numeric"], FailureClass.OOM),
+        (["numeric", "application"], FailureClass.NUMERIC),
+        (["application", "oom"], FailureClass.OOM),
+        (["hang", "application"], FailureClass.APPLICATION),
+    ],
+)
+def test_precedence_of_classes_does_not_depend_on_order(reports: list[str], wanted: FailureClass):
+    made = [report("failed", failure_class=name, rank=rank) for rank, name in enumerate(reports)]
+    assert classify(reports=made, policy=POLICY).failure_class is wanted
+    assert classify(reports=made[::-1], policy=POLICY).failure_class is wanted
+
+
+def test_among_equal_classes_the_first_report_is_the_cause():
+    made = [report("first", rank=4), report("second", rank=1)]
+    assert classify(reports=made, policy=POLICY).message == "RuntimeError: first"
+
+
+def test_a_killed_process_does_not_hide_an_exception():
+    cause = classify(reports=[report("boom", rank=0)], exits=[RankExit(rank=1, signal=9)], policy=POLICY)
+    assert cause.failure_class is FailureClass.APPLICATION
+
+
+def test_nothing_known_is_said_to_be_unexplained():
+    cause = classify(policy=POLICY)
+    assert (cause.failure_class, cause.error_type) == (FailureClass.OPERATOR, "Unexplained")
+
+
+def test_an_unknown_class_in_a_report_counts_as_the_application():
+    assert classify(reports=[report("x", failure_class="martian")], policy=POLICY).failure_class is FailureClass.APPLICATION
+
+
+def test_the_data_window_of_a_numeric_failure_is_kept():
+    cause = classify(reports=[report("loss is nan", failure_class="numeric", data_window=[8, 16])], policy=POLICY)
+    assert cause.data_window == (8, 16)
