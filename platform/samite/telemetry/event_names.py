@@ -11,8 +11,9 @@ from samite.telemetry.instruments import Event, Severity
 _INFO, _WARN, _ERROR = Severity.INFO, Severity.WARN, Severity.ERROR
 
 
-def _event(name: str, severity: Severity, brief: str, *attributes: str) -> Event:
-    return Event(name=name, severity=severity, brief=brief, attributes=tuple(f"samite.{attribute}" for attribute in attributes))
+def _event(name: str, severity: Severity, brief: str, *attributes: str, reserved: bool = False) -> Event:
+    keys = tuple(f"samite.{attribute}" for attribute in attributes)
+    return Event(name=name, severity=severity, brief=brief, attributes=keys, reserved=reserved)
 
 
 ALL_EVENTS: tuple[Event, ...] = (
@@ -63,9 +64,9 @@ ALL_EVENTS: tuple[Event, ...] = (
         "duration.first_step",
         "step.recomputed",
     ),
-    _event("samite.node.suspected", _WARN, "Weak evidence against a node", "node", "node.strikes"),
+    _event("samite.node.suspected", _WARN, "Weak evidence against a node", "node", "node.strikes", reserved=True),
     _event("samite.node.lost", _WARN, "A node is gone", "node", "evidence"),
-    _event("samite.node.replaced", _INFO, "A new node took the place of a lost one", "node"),
+    _event("samite.node.replaced", _INFO, "A new node took the place of a lost one", "node", reserved=True),
     _event("samite.node.quarantined", _WARN, "A node is not used any more", "node", "node.expiry", "reason"),
     _event("samite.node.released", _INFO, "A node may be used again", "node", "reason"),
     _event(
@@ -85,10 +86,19 @@ ALL_EVENTS: tuple[Event, ...] = (
         "checkpoint.id",
         "step.index",
         "checkpoint.level",
+        reserved=True,
     ),
     _event("samite.checkpoint.restored", _INFO, "Training state was read from a checkpoint", "checkpoint.id", "step.index", "duration"),
-    _event("samite.checkpoint.pruned", _INFO, "A checkpoint was deleted by retention", "checkpoint.id", "step.index"),
-    _event("samite.checkpoint.quarantined", _ERROR, "A damaged checkpoint was set aside", "checkpoint.id", "step.index", "reason"),
+    _event("samite.checkpoint.pruned", _INFO, "A checkpoint was deleted by retention", "checkpoint.id", "step.index", reserved=True),
+    _event(
+        "samite.checkpoint.quarantined",
+        _ERROR,
+        "A damaged checkpoint was set aside",
+        "checkpoint.id",
+        "step.index",
+        "reason",
+        reserved=True,
+    ),
     _event(
         "samite.checkpoint.verify.failed",
         _ERROR,
@@ -96,6 +106,7 @@ ALL_EVENTS: tuple[Event, ...] = (
         "checkpoint.id",
         "checkpoint.shard",
         "reason",
+        reserved=True,
     ),
     _event("samite.checkpoint.save.failed", _ERROR, "A checkpoint could not be written; training went on", "step.index", "reason"),
     _event(
@@ -151,8 +162,10 @@ ALL_EVENTS: tuple[Event, ...] = (
     ),
     _event("samite.preemption.notice", _WARN, "A node will be taken away", "node", "ranks"),
     _event("samite.storage.stall", _WARN, "A storage operation takes too long", "storage.operation", "duration", "retries"),
-    _event("samite.detector.degraded", _WARN, "A detector does not work", "detector.name", "reason"),
+    _event("samite.detector.degraded", _WARN, "A detector does not work", "detector.name", "reason", reserved=True),
     _event("samite.budget.exhausted", _ERROR, "No restarts are left for a failure class", "failure.class", "count", "limit"),
-    _event("samite.bundle.stored", _INFO, "A diagnostics bundle was written", "bundle.uri", "bundle.parts", "bundle.missing"),
+    _event(
+        "samite.bundle.stored", _INFO, "A diagnostics bundle was written", "bundle.uri", "bundle.parts", "bundle.missing", reserved=True
+    ),
     _event("samite.chaos.injected", _WARN, "Someone injected a fault on purpose", "chaos.kind", "actor"),
 )

@@ -58,7 +58,7 @@ class Metric:
     unit: str
     brief: str
     source: str
-    """Who records it: rank 0 | any rank | supervisor | checkpoint | all."""
+    """Who records it: rank 0 | any rank | supervisor | all; `reserved` for a name that dashboards may count on but nobody records yet."""
     attributes: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, in the metric's unit."""
@@ -66,10 +66,11 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One event name. `attributes` are the keys that a reader can count on finding."""
+    """One event name. `attributes` are the keys that a reader can count on finding. `reserved`: nobody emits it yet."""
 
     name: str
     severity: Severity
     """The usual severity; an emitter may say otherwise."""
     brief: str
     attributes: tuple[str, ...] = ()
+    reserved: bool = False

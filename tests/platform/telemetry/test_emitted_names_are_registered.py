@@ -37,3 +37,12 @@ def test_literal_names_are_registered(path: Path):
 def test_the_scan_sees_emissions(tmp_path: Path):
     (path := tmp_path / "a.py").write_text('log.emit("samite.run.held", severity="warn", reason="x")\nPoint("samite.loss", 1)\n')
     assert list(emissions(path)) == [("event", "samite.run.held", ["reason"]), ("metric", "samite.loss", [])]
+
+
+def test_every_name_that_is_not_reserved_is_emitted_by_something():
+    tables = {"metrics.py", "event_names.py", "attributes.py", "reference.py"}
+    writers = [path for path in SOURCES if path.name not in tables and "report" not in path.parts]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in writers)
+    expected = [metric.name for metric in names.METRICS.values() if metric.source != "reserved"]
+    expected += [event.name for event in names.EVENTS.values() if not event.reserved]
+    assert [name for name in expected if f'"{name}"' not in text] == []

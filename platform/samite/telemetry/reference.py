@@ -1,0 +1,81 @@
+"""The page `docs/signals.md`, written from the registry: `python -m samite.telemetry.reference > docs/signals.md`. A test keeps it equal."""
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from samite.telemetry.attributes import EVENT_ATTRIBUTES, METRIC_ATTRIBUTES, RESOURCE_ATTRIBUTES, STAGE_ATTRIBUTES
+from samite.telemetry.event_names import ALL_EVENTS
+from samite.telemetry.instruments import Attribute
+from samite.telemetry.metrics import ALL_METRICS, CHECKPOINT_METRICS, DECAY_METRICS, ROUTER_METRICS, RUN_METRICS, TRAINING_METRICS
+
+_SECTIONS = (
+    ("Training", TRAINING_METRICS),
+    ("Decay of linear attention", DECAY_METRICS),
+    ("Experts", ROUTER_METRICS),
+    ("Checkpoints", CHECKPOINT_METRICS),
+    ("Run", RUN_METRICS),
+)
+
+_HEAD = """# Signals
+
+Every metric, event and attribute of Samite. Written by `python -m samite.telemetry.reference`; edit the tables in
+`platform/samite/telemetry/`, not this page. *Reserved* names are fixed, but nothing records them yet.
+
+Signals always go to the run folder as JSON lines: one line for all metrics of a step in `metrics/rank-<r>.jsonl`, one line for each event in
+`events.jsonl`. With `telemetry.otlpEndpoint` (gRPC, such as `http://collector:4317`) they also go out over OTLP: metrics, events as log
+records with an event name, and the spans of each attempt. An endpoint that does not answer costs one warning, a count in
+`samite.telemetry.dropped`, and at most 5 seconds at the end; never time of a step.
+
+A line of metrics, and one of events. Numbers that JSON does not have are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`.
+
+```json
+{"time": 1764600017.2, "step": 1, "attempt": "demo-s00-a1", "incarnation": 0, "stage": {"samite.stage.name": "short"},
+ "points": [["samite.loss", 7.66, {"samite.loss.kind": "total"}]]}
+{"time": 1764600017.3, "name": "samite.training.started", "severity": "INFO", "attributes": {"samite.step.index": 1},
+ "resource": {"service.name": "samite-trainer", "samite.run.name": "demo"}}
+```
+
+Prometheus turns dots into underscores and adds the unit: `samite.step.duration` is `samite_step_duration_seconds`, a ratio ends in `_ratio`, a
+counter in `_total`.
+"""
+
+
+def markdown() -> str:
+    """The whole page."""
+    parts = [_HEAD, f"## Metrics\n\n{len(ALL_METRICS)} metrics. Each may carry {_names(a.name for a in STAGE_ATTRIBUTES)} as well.\n"]
+    for title, metrics in _SECTIONS:
+        rows = [(f"`{m.name}`", str(m.instrument), f"`{m.unit}`", _names(m.attributes), m.source, m.brief) for m in metrics]
+        parts.append(f"### {title}\n\n{_table(('metric', 'instrument', 'unit', 'attributes', 'from', 'what'), rows)}")
+    events = [
+        (f"`{event.name}`", str(event.severity).lower(), _names(event.attributes), event.brief + (" (reserved)" if event.reserved else ""))
+        for event in ALL_EVENTS
+    ]
+    parts.append(
+        f"## Events\n\n{len(ALL_EVENTS)} events. Any may carry further attributes.\n\n{_table(('event', 'severity', 'attributes', 'what'), events)}"
+    )
+    parts.append("## Attributes\n")
+    for title, attributes in (
+        ("Of the resource", RESOURCE_ATTRIBUTES),
+        ("Of every metric", STAGE_ATTRIBUTES),
+        ("Of metrics and events", METRIC_ATTRIBUTES),
+        ("Of events only", EVENT_ATTRIBUTES),
+    ):
+        parts.append(f"### {title}\n\n{_table(('attribute', 'type', 'values', 'what'), map(_attribute_row, attributes))}")
+    return "\n".join(parts)
+
+
+def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
+    return f"`{attribute.name}`", attribute.type, ", ".join(attribute.values), attribute.brief
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())
