@@ -212,6 +212,35 @@ def mismatched_targets(uri: str) -> dict:
     return {"error": error, "touched": [name for name, tensor in targets.items() if whole(tensor).any()]}
 
 
+def save_until_killed(uri: str) -> dict:
+    """Save step after step, each with its number in every element, until somebody kills this process."""
+    faults = [Fault(operation, key, Action(action), skip=skip) for operation, key, action, skip in ARGUMENTS.get("faults", [])]
+    store = FaultyStore(open_store(uri, StoreOptions(durable=False)), faults if ARGUMENTS.get("victim", 0) == RANK else [])
+    saver = manager(uri, store=store, epoch=ARGUMENTS["epoch"], deadline_s=5.0)
+    tensors = stepped(0)
+    restored = saver.restore("latest", tensors)
+    step = restored.step if restored else 0
+    wrong = [name for name, tensor in tensors.items() if not whole(tensor).eq(step).all()]
+    Path(ARGUMENTS["started"] + f"-{RANK}").write_text(
+        json.dumps({"step": step, "wrong": wrong, "extra": restored.extra if restored else {}})
+    )
+    for _ in range(ARGUMENTS.get("saves", 1000)):
+        step += 1
+        for tensor in tensors.values():
+            tensor.fill_(step)
+        saver.save(step, tensors, {"cursor": step})
+        time.sleep(ARGUMENTS.get("pause_s", 0.0))
+    saver.wait(20)
+    return {"step": step}
+
+
+def stepped(step: int) -> dict[str, torch.Tensor]:
+    if WORLD == 1:
+        return {"w": torch.full((600_000,), float(step)), "s": torch.tensor(float(step))}
+    rows = distribute_tensor(torch.full((999, 700), float(step)), meshes(WORLD)[0], [Shard(0)])
+    return {"rows": rows, "r": torch.full((700_000,), float(step)), "s": torch.tensor(float(step))}
+
+
 answer = globals()[globals()["SCENARIO"]](ARGUMENTS.pop("uri"))
 Path(globals()["RESULT"]).write_text(json.dumps(answer))
 if globals()["SCENARIO"] != "peer_dies":

@@ -34,6 +34,8 @@ def open_store(uri: str, options: StoreOptions | None = None) -> Store:
     """
     options = options or StoreOptions()
     scheme, separator, rest = uri.partition("://")
+    if options.endpoint and scheme != "s3":
+        raise UsageError(f"checkpoint.endpoint is for s3:// only, but the uri is {uri!r}")
     if not separator:
         if not uri.startswith("/"):
             raise UsageError(f"checkpoint uri {uri!r}: wanted an absolute path or scheme://...; found a relative path")
@@ -44,8 +46,6 @@ def open_store(uri: str, options: StoreOptions | None = None) -> Store:
         if not rest.startswith("/"):
             raise UsageError(f"checkpoint uri {uri!r}: wanted file:///absolute/folder (three slashes)")
         return FileStore(_folder(rest), durable=options.durable)
-    if options.endpoint and scheme != "s3":
-        raise UsageError(f"checkpoint.endpoint is for s3:// only, but the uri is {uri!r}")
     if scheme == "s3":
         return _open_s3(rest, options)
     if scheme == "memory":
