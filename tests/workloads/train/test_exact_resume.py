@@ -36,7 +36,7 @@ def test_other_numbers_of_ranks_see_every_sample_once_and_learn_the_same(new_att
     assert run_attempt(unbroken) == [0]
 
     first = new_attempt("moved", ranks=2)
-    ask_for_fault(first, {"kind": "kill", "rank": -1, "step": 3})
+    ask_for_fault(first, {"kind": "kill", "rank": 0, "step": 3})
     run_attempt(first)
     second = new_attempt("moved", ranks=3)
     assert run_attempt(second) == [0, 0, 0]

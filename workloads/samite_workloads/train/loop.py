@@ -22,7 +22,7 @@ from samite_workloads.train.observe import Observer, StepRecord
 from samite_workloads.train.plan import TrainPlan, plan_of
 from samite_workloads.train.ranks import RankFacts
 from samite_workloads.train.resume import open_loader, restore_or_begin
-from samite_workloads.train.saving import Saver
+from samite_workloads.train.saving import NothingSaved, Saver, open_saver
 from samite_workloads.train.schedule import learning_rate, stage_curve
 from samite_workloads.train.session import Session, open_session
 from samite_workloads.train.state import TrainState
@@ -37,7 +37,7 @@ class Parts:
     session: Session
     learner: Learner
     loader: Loader
-    saver: Saver
+    saver: Saver | NothingSaved
     observer: Observer
 
 
@@ -51,7 +51,8 @@ def train_stage(attempt: AttemptSpec, facts: RankFacts) -> AttemptResult:
         session = stack.enter_context(open_session(attempt, plan, facts))
         session.heartbeat.enter("loading")
         learner = Learner(plan, session.groups)
-        saver = stack.enter_context(Saver(attempt, plan, session))
+        saver = open_saver(attempt, plan, session)
+        stack.enter_context(saver)
         state = restore_or_begin(attempt, plan, learner, saver, session)
         loader = stack.enter_context(open_loader(attempt, plan, state, session, learner.config))
         observer = Observer(plan, session, learner)
@@ -155,7 +156,7 @@ def _share_done(plan: TrainPlan, state: TrainState, agreed: Agreement, wall_befo
     return (wall_before_s + agreed.elapsed_s) / plan.stage.wall_s
 
 
-def _requests(session: Session, saver: Saver) -> Requests:
+def _requests(session: Session, saver: Saver | NothingSaved) -> Requests:
     if not session.is_first:
         return Requests()
     asked = session.control.look()

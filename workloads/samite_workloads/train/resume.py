@@ -9,16 +9,16 @@ from samite_workloads.train.failures import HandoverMissingError
 from samite_workloads.train.handover import HandedOver, require_handover, take_over
 from samite_workloads.train.learner import Learner
 from samite_workloads.train.plan import TrainPlan
-from samite_workloads.train.saving import Saver, store_options_of
+from samite_workloads.train.saving import NothingSaved, Saver, store_options_of
 from samite_workloads.train.session import Session
 from samite_workloads.train.state import TrainState
 
 
-def restore_or_begin(attempt: AttemptSpec, plan: TrainPlan, learner: Learner, saver: Saver, session: Session) -> TrainState:
+def restore_or_begin(attempt: AttemptSpec, plan: TrainPlan, learner: Learner, saver: Saver | NothingSaved, session: Session) -> TrainState:
     """The state of the first step, with all tensors in place. Collective. Raises HandoverMissingError if the stage may not start."""
     handed_over = _handed_over(attempt, plan)
     began_s = time.monotonic()
-    restored = None if attempt.resume == "none" else saver.manager.restore(attempt.resume, learner.tensors(), own_first=True)
+    restored = None if attempt.resume == "none" else saver.restore(attempt.resume, learner.tensors())
     if restored is None:
         if handed_over is not None:
             raise HandoverMissingError(

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from samite.checkpoint import StoreOptions, open_store
 from samite.checkpoint.retention import KeepPolicy
 from samite.spec.attempt import AttemptSpec
-from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions, Committed
+from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions, Committed, Restored
 from samite_workloads.train.kill_points import KillPointStore
 from samite_workloads.train.learner import Learner
 from samite_workloads.train.observe import Observer
@@ -48,6 +48,10 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.manager.close(5.0 if error is None else 0.5)
+
+    def restore(self, checkpoint_id: str, tensors: Mapping[str, torch.Tensor]) -> Restored | None:
+        """Load a checkpoint into `tensors`; None only if nothing was ever committed. An id yields to a newer one of this same attempt."""
+        return self.manager.restore(checkpoint_id, tensors, own_first=True)
 
     def began_from(self, checkpoint_id: str, step: int) -> None:
         """The state at `step` is stored as `checkpoint_id` already."""
@@ -109,6 +113,38 @@ class Saver:
         for failure in self.manager.take_failures():
             if self._session.is_first:
                 telemetry.event("samite.checkpoint.save.failed", step_index=failure.step, reason=failure.reason)
+
+
+class NothingSaved:
+    """In place of a Saver for an attempt without a checkpoint URI: a few steps to look at, of which nothing stays."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        pass
+
+    def restore(self, checkpoint_id: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Nothing was ever stored."""
+
+    def began_from(self, checkpoint_id: str, step: int) -> None:
+        """Never the case."""
+
+    def clock_is_due(self) -> bool:
+        """Never."""
+        return False
+
+    def after_step(self, state: TrainState, learner: Learner, observer: Observer, *, asked: bool) -> None:
+        """Nothing is saved."""
+
+    def finish(self, state: TrainState, learner: Learner) -> str:  # noqa: ARG002
+        """No checkpoint."""
+        return ""
+
+
+def open_saver(attempt: AttemptSpec, plan: TrainPlan, session: Session) -> "Saver | NothingSaved":
+    """The attempt's checkpoints; collective. Raises what storage answers: NotAllowedError, UnreachableError, ConflictError."""
+    return Saver(attempt, plan, session) if attempt.checkpoint_uri else NothingSaved()
 
 
 def options_of(spec: Mapping[str, Any]) -> CheckpointOptions:
