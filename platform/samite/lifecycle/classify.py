@@ -158,10 +158,10 @@ def _of_report(report: FailureReport, policy: RestartPolicy) -> Cause:
     code = _exit_code_of(report.error_type)
     if code is not None and code == policy.no_restart_code:
         return _from_report(report, failure_class, error_type, restartable=False)
-    if failure_class in (FailureClass.APPLICATION, FailureClass.INFRA, FailureClass.HANG):
-        signature = match(f"{report.error_type}: {report.message}") or match(report.traceback[-2000:])
-        if signature is not None:
-            failure_class, error_type, consequence = signature.failure_class, signature.error_type, signature.consequence
+    signature = match(f"{report.error_type}: {report.message}") or match(report.traceback[-2000:])
+    vague = failure_class in (FailureClass.APPLICATION, FailureClass.INFRA, FailureClass.HANG)
+    if signature is not None and (vague or signature.failure_class is failure_class):
+        failure_class, error_type, consequence = signature.failure_class, signature.error_type, signature.consequence
     return _from_report(report, failure_class, error_type, consequence=consequence)
 
 

@@ -21,9 +21,17 @@ GATE_TRIES = 3
 
 def gating(turn: Turn) -> None:
     """The stage has used its budget: its last checkpoint must verify, its numbers must pass, a person may have to agree."""
-    if not retire(turn) or not _final_checkpoint_good(turn):
+    if not retire(turn):
         return
     stage, record = turn.stage, turn.stage_memory
+    found = committed(turn.observed.handovers, turn.memory.stage_index)
+    if found is not None and found.run_uid == turn.plan.uid and found.checkpoint_id == record.final_checkpoint:
+        # The engine died between the commit and storing that it happened: the gate had passed.
+        turn.remember_stage(gate_passed=True)
+        turn.goto(Phase.HANDING_OVER, "AlreadyCommitted", f"hand-over {found.content_hash[:12]}")
+        return
+    if not _final_checkpoint_good(turn):
+        return
     if not record.gate_passed:
         result = _measure(turn)
         if result is None:

@@ -112,7 +112,7 @@ def _failed(
         log_tail=seen.log_tail,
         lost_nodes=nodes,
         lost_head=lost_head,
-        preempted_nodes=frozenset(turn.memory.preempted),
+        preempted_nodes=frozenset(node for node, _ in turn.memory.preempted),
         policy=turn.plan.restart,
     )
     return Verdict(

@@ -272,8 +272,8 @@ class Memory:
     pause: Pause | None = None
     decay_acknowledged_stage: int = -1
     """A person let this stage go on although its decay underflows."""
-    preempted: tuple[str, ...] = ()
-    """Nodes that had a preemption notice, newest last."""
+    preempted: tuple[tuple[str, float], ...] = ()
+    """(node, when its preemption notice was first seen), newest last."""
     attempt_ended_at_s: float = 0.0
     stragglers: tuple[tuple[int, int], ...] = ()
     """(rank, first step at which it was slow), at most 8."""

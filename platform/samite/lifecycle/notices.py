@@ -13,11 +13,12 @@ def heed_notices(turn: Turn) -> None:
         notice = next((fact for fact in node.facts if fact.says is NodeSays.PREEMPTION_NOTICE), None)
         if notice is None:
             continue
-        if node.name not in turn.memory.preempted:
-            turn.remember(preempted=(*turn.memory.preempted, node.name)[-256:])
+        if node.name not in dict(turn.memory.preempted):
+            turn.remember(preempted=(*turn.memory.preempted, (node.name, turn.now_s))[-256:])
             numbers = [rank.rank for rank in turn.ranks.current if rank.node == node.name]
             turn.emit("samite.preemption.notice", node=node.name, ranks=numbers[:64], message=notice.detail)
-        if turn.memory.newest_commit_at_s is None or turn.memory.newest_commit_at_s < turn.now_s - notice.age_s:
+        noticed_at_s = dict(turn.memory.preempted)[node.name]
+        if turn.memory.newest_commit_at_s is None or turn.memory.newest_commit_at_s < noticed_at_s:
             turn.act(
                 RequestCheckpoint(
                     request_id=f"{live.submission_id}-preempt-{node.name}",

@@ -93,16 +93,31 @@ def _resume(turn: Turn) -> str | None:
         )
         turn.wait_for(f"{len(withdrawn)} checkpoints of stage {turn.stage.name} to be withdrawn")
         return None
+    if memory.stage_index and not any(item.stage_index == memory.stage_index for item in listing.recent):
+        before = memory.stages[memory.stage_index - 1]
+        if before.final_checkpoint in listing.quarantined:
+            hint = f"see `samite checkpoints show {turn.plan.name} {before.final_checkpoint}`"
+            _hold(
+                turn,
+                "HandoverCheckpointLost",
+                f"checkpoint {before.final_checkpoint}, which stage {before.name} handed over, is damaged; {hint}",
+            )
+            return None
     if listing.recent:
         return "latest"
     never = not listing.quarantined and not memory.commits and memory.newest_commit_step < 0
     if memory.stage_index == 0 and (never or rolled_back):
         return "none"
-    turn.goto(
-        Phase.HELD,
+    _hold(
+        turn,
         "NoCheckpoint",
         f"no usable checkpoint is left ({len(listing.quarantined)} quarantined): "
         f"see `samite checkpoints ls {turn.plan.name}`; starting again from nothing is not done without being asked",
     )
-    turn.emit("samite.run.held", reason="NoCheckpoint", message=turn.memory.message)
     return None
+
+
+def _hold(turn: Turn, reason: str, message: str) -> None:
+    turn.remember(recovery=None)
+    turn.goto(Phase.HELD, reason, message)
+    turn.emit("samite.run.held", reason=reason, message=message)
