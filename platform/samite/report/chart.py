@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from samite.report import figures
 from samite.report.curves import Piece, thin
-from samite.report.markup import Markup, script_data, tag
+from samite.report.markup import Markup, join, script_data, tag
 from samite.report.scale import Scale, scale_for
 
 WIDTH, HEIGHT = 1000.0, 400.0
@@ -65,6 +65,10 @@ class Chart:
     def is_empty(self) -> bool:
         """True if there is nothing to draw."""
         return not any(math.isfinite(value) for line in self.lines for piece in line.pieces for value in piece.values)
+
+    def is_zero(self) -> bool:
+        """True if every value is 0: a sentence says that better than an empty chart."""
+        return not any(value != 0 for line in self.lines for piece in line.pieces for value in piece.values)
 
 
 def render(chart: Chart, steps: Scale) -> Markup:
@@ -262,7 +266,10 @@ def _y(value: float, scale: Scale) -> float:
 
 def join_charts(charts: Sequence[Chart], steps: Scale) -> Markup:
     """A grid of those charts that have something to show; a chart that would stand alone in its row takes the whole of it."""
-    shown = [chart for chart in charts if not chart.is_empty()]
+    filled = [chart for chart in charts if not chart.is_empty()]
+    shown = [chart for chart in filled if not chart.is_zero()]
     if sum(not chart.wide for chart in shown) % 2 and not shown[-1].wide:
         shown[-1] = replace(shown[-1], wide=True)
-    return tag("div", *(render(chart, steps) for chart in shown), class_="charts") if shown else Markup("")
+    grid = tag("div", *(render(chart, steps) for chart in shown), class_="charts") if shown else None
+    flat = ", ".join(chart.title[0].lower() + chart.title[1:] for chart in filled if chart.is_zero())
+    return join(grid, tag("p", f"Zero in every sample: {flat}.", class_="note flat") if flat else None)

@@ -17,7 +17,7 @@ from samite.report.markup import Markup, tag
 from samite.report.redact import redact
 from samite.report.run_data import CheckpointRow, RunData, read_run
 from samite.report.scale import Scale, scale_for
-from samite.report.summary import headline, num_failures, summary_lines
+from samite.report.summary import headline, num_failures, num_restarts, summary_lines
 from samite.report.tables import checkpoint_table, environment_list, event_table, spec_block
 from samite.report.timeline import render_recoveries, render_time_use, render_timeline
 
@@ -114,7 +114,14 @@ def _section(key: str, title: str, *content: Markup | None) -> tuple[str, str, M
 def _no_recovery(run: RunData) -> str:
     if not run.events and not run.status:
         return "No recovery is known: neither events nor a status were found."
-    return "The run never had to recover." if not num_failures(run) else "The failure was not recovered from."
+    if num_failures(run):
+        return "The failure was not recovered from."
+    restarts = num_restarts(run)
+    return (
+        f"The run was restarted {restarts} time{'s' if restarts > 1 else ''}; how long that took was not recorded."
+        if restarts
+        else "The run never had to recover."
+    )
 
 
 def _decay_verdict(run: RunData) -> Markup | None:

@@ -124,6 +124,8 @@ def state_spans(run: RunData) -> list[Span]:
     """What the run was doing when: from the phase changes, with the parts of recoveries laid over them."""
     if run.times is None:
         return []
+    if not any(event.name == "samite.run.phase.changed" for event in run.events):
+        return [Span("productive", segment.first_s, segment.last_s) for segment in run.curves.segments if segment.last_s > segment.first_s]
     spans, kind, since = [], "queue", run.times[0]
     for event in run.events:
         if event.name == "samite.run.phase.changed":
@@ -198,7 +200,7 @@ def _state_bars(run: RunData, first: float, last: float) -> list[Markup]:
         if event.name == "samite.failure.detected":
             what = f"{event.attributes.get('samite.failure.class', 'failure')} failure at {figures.offset(event.time_unix_s - first)}"
             bars.append(tag("span", "✕", class_="failure", style=_at((event.time_unix_s - first) / (last - first)), title=what))
-    return bars if len(run.events) else []
+    return bars
 
 
 def _ticks(run: RunData, first: float, last: float) -> list[Markup]:

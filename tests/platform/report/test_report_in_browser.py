@@ -45,7 +45,7 @@ def test_the_script_runs_under_the_pages_own_policy_without_an_error(page: Path,
     done = browse(page, tmp_path, "--dump-dom")
     assert 'id="event-filters"' in done.stdout
     assert not re.search(r'id="event-filters" hidden|hidden="" id="event-filters"', done.stdout)
-    assert done.stdout.count('class="reading"') >= 14
+    assert done.stdout.count('class="reading"') >= 13
     assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line or "Content Security Policy" in line]
 
 

@@ -120,12 +120,12 @@ def test_each_chart_tells_a_screen_reader_what_it_shows(report: str):
     assert len(labels) == 1
     assert re.search(r"text: from [\d.]+ to [\d.]+, between [\d.]+ and [\d.]+\.", labels[0])
     plots = [key for tag, key, value in Page(report).attributes if key == "data-chart"]
-    assert len(plots) >= 14
+    assert len(plots) >= 13
 
 
 def test_the_numbers_for_the_script_are_json_and_lie_inside_their_range(report: str):
     blocks = re.findall(r'<script type="application/json" id="data-([a-z-]+)">(.*?)</script>', report)
-    assert len(blocks) >= 14
+    assert len(blocks) >= 13
     for key, block in blocks:
         data = json.loads(block)
         assert data["lines"], key
@@ -300,6 +300,24 @@ def test_a_value_that_is_not_finite_is_marked_at_its_step(small_run: Path, tmp_p
     last["points"] = [[name, "NaN" if name == "samite.loss" else value, attributes] for name, value, attributes in last["points"]]
     (folder / "metrics/rank-0.jsonl").write_text("\n".join([*lines, json.dumps(last)]) + "\n")
     assert build_report(folder).count('title="not finite at step 21"') == 1
+
+
+def test_curves_that_are_zero_throughout_are_a_sentence(report: str):
+    page = Page(report)
+    assert "Zero in every sample: memoryless heads." in page.words
+    assert "memoryless" not in page.ids
+
+
+def test_a_run_started_by_hand_shows_its_training_and_its_restarts(whole_run: Path, tmp_path: Path):
+    (tmp_path / "metrics").mkdir()
+    shutil.copy(whole_run / "metrics/rank-0.jsonl", tmp_path / "metrics")
+    report = build_report(tmp_path)
+    words = Page(report).words
+    assert "waiting for nodes" not in words
+    assert report.count('class="fill productive"') == 3
+    assert "No recovery is known: neither events nor a status were found." in words
+    EventLog(tmp_path / "events.jsonl").emit("samite.training.started", step_index=1, time_unix_s=1_764_600_020.0)
+    assert "The run was restarted 1 time; how long that took was not recorded." in Page(build_report(tmp_path)).words
 
 
 def test_many_ranks_become_a_band_and_the_page_stays_small(write_run: Callable[..., Path], tmp_path: Path):
