@@ -16,10 +16,13 @@ Paths of one attempt, all below `run_folder`:
 """
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
+
+from samite.telemetry import jsonlines
 
 
 class _JsonFile:
@@ -43,8 +46,10 @@ class _JsonFile:
         return cls.from_json(path.read_text(encoding="utf-8"))
 
     def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))  # type: ignore[call-overload]
+        """One line of strict JSON. A number that JSON does not have (a loss nobody knows yet) is left out, and is its default again when read."""
+        document = asdict(self)  # type: ignore[call-overload]
+        known = {key: value for key, value in document.items() if not isinstance(value, float) or math.isfinite(value)}
+        return jsonlines.encode(known).decode("ascii").rstrip("\n")
 
     def write(self, path: Path) -> None:
         """Replace `path` atomically: a reader sees the old document or the new one, never a part."""
