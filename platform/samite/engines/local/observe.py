@@ -220,7 +220,8 @@ class Observer:
                 self._stalled_since_s = time.monotonic() - float(attributes.get("samite.duration", 0.0))
             elif name == "samite.checkpoint.committed":
                 self._stalled_since_s = None
-            elif name == "samite.decay.underflow":
+            elif name == "samite.decay.underflow" and attributes.get("samite.decay.cause") in {"lossy_flush", "tile_overflow"}:
+                # The other causes are trends: a warning for people, no reason to stop.
                 self._decay = DecayUnderflow(
                     step=int(attributes.get("samite.step.index", 0)),
                     lossy_flushes=float(attributes.get("samite.decay.lost", 0)),
