@@ -6,6 +6,8 @@ Called by the KDA layer. `initial_state` is the last W - 1 inputs before this pi
 cache of decoding.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -44,9 +46,8 @@ def short_conv(
     taps = taps.to(dtype)
     padded = _with_history(x.flatten(0, 1), documents, history, initial_state)
     rows = _rows_after_history(documents, history, x.device)
-    y = torch.zeros(documents.num_tokens, num_channels, dtype=dtype, device=x.device)
-    for tap in range(history + 1):
-        y = y + padded.index_select(0, rows + (tap - history)).to(dtype) * taps[:, tap]
+    sums: Tensor = _SlidingSum.apply(padded.to(dtype), taps)
+    y = sums.index_select(0, rows - history)
     if activation:
         y = torch.nn.functional.silu(y)
     final_state = _final_state(padded, documents, history) if output_final_state else None
@@ -71,3 +72,28 @@ def _rows_after_history(documents: Documents, history: int, device: torch.device
 def _final_state(padded: Tensor, documents: Documents, history: int) -> Tensor:
     ends = torch.tensor(documents.offsets[1:]) + torch.arange(1, documents.count + 1) * history
     return torch.stack([padded[int(end) - history : int(end)] for end in ends])
+
+
+class _SlidingSum(torch.autograd.Function):
+    """x [M, D], taps [D, W] -> [M - W + 1, D], row i is sum_j taps[:, j] x[i + j]. Slices only: no gathers, no atomics."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taps: Tensor) -> Tensor:
+        ctx.save_for_backward(x, taps)
+        length = x.shape[0] - taps.shape[1] + 1
+        total = x[:length] * taps[:, 0]
+        for tap in range(1, taps.shape[1]):
+            total.addcmul_(x[tap : tap + length], taps[:, tap])
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, taps = ctx.saved_tensors
+        gradient = gradients[0]
+        length = gradient.shape[0]
+        d_x = torch.zeros_like(x)
+        d_taps = torch.empty_like(taps)
+        for tap in range(taps.shape[1]):
+            d_x[tap : tap + length].addcmul_(gradient, taps[:, tap])
+            d_taps[:, tap] = (gradient * x[tap : tap + length]).sum(0)
+        return d_x, d_taps
