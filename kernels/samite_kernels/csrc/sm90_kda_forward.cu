@@ -38,6 +38,7 @@ struct Copies {
 };
 constexpr int kChainStages = 3;
 constexpr int kOutputStages = 2;
+constexpr int kPrefetch = 8;  // chunks fetched into L2 ahead of their use
 constexpr uint32_t kChainBytes = 2 * kTokenImageBytes + kHalfImageBytes + kDecayBytes;
 constexpr uint32_t kOutputBytes = kTokenImageBytes + kSquareImageBytes;
 static_assert(sizeof(ChainStage) % 1024 == 0 && sizeof(OutputStage) % 1024 == 0 && sizeof(Copies) % 1024 == 0);
@@ -56,9 +57,23 @@ __device__ __forceinline__ uint32_t output_empty(ScanShared& shared, int slot) {
 __device__ __forceinline__ uint32_t copies_full(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[4 + slot]); }
 __device__ __forceinline__ uint32_t copies_empty(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[6 + slot]); }
 
+// Brings a chunk's factors into L2. The two halves of V read the same ones but for U: each fetches its share.
+__device__ __forceinline__ void prefetch_chunk(const ScanArguments& arguments, int64_t tile, int half) {
+    if (half == 0) {
+        ptx::bulk_prefetch(arguments.minus_w + tile * kTokenImageBytes, kTokenImageBytes);
+        ptx::bulk_prefetch(arguments.k_kept + tile * kTokenImageBytes, kTokenImageBytes);
+    } else {
+        ptx::bulk_prefetch(arguments.q_grown + tile * kTokenImageBytes, kTokenImageBytes);
+        ptx::bulk_prefetch(arguments.scores + tile * kSquareImageBytes, kSquareImageBytes);
+        ptx::bulk_prefetch(arguments.u_transposed + tile * kTokenImageBytes, kTokenImageBytes);
+    }
+}
+
 __device__ __forceinline__ void load_chunks(ScanShared& shared, const ScanArguments& arguments, int64_t first_tile, int num_chunks, int half) {
+    for (int n = 0; n < min(num_chunks, kPrefetch); ++n) prefetch_chunk(arguments, first_tile + static_cast<int64_t>(n) * arguments.num_heads, half);
     for (int n = 0; n < num_chunks; ++n) {
         const int64_t tile = first_tile + static_cast<int64_t>(n) * arguments.num_heads;
+        if (n + kPrefetch < num_chunks) prefetch_chunk(arguments, tile + static_cast<int64_t>(kPrefetch) * arguments.num_heads, half);
         ChainStage& stage = shared.chain[n % kChainStages];
         uint32_t full = ptx::shared_address(&stage.full);
         ptx::barrier_wait(ptx::shared_address(&stage.empty), ((n / kChainStages) & 1) ^ 1);

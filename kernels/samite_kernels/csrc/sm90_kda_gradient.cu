@@ -205,11 +205,11 @@ __device__ __forceinline__ void finish(GradientShared& shared, const GradientArg
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 const int i = 4 * n + 2 * upper + c;
-                const float pre_activation = (c ? ptx::high_bf16(g_raw) + gate.bias.y : ptx::low_bf16(g_raw) + gate.bias.x);
-                const float open = gate.sigmoid(pre_activation);
+                const float raw = c ? ptx::high_bf16(g_raw) : ptx::low_bf16(g_raw);
+                const float open = c ? gate.open_high(raw) : gate.open_low(raw);
                 d_g[c] = (d_kept[i] + (c ? later.y : later.x)) * (open - open * open) * slope;
                 if (row >= chunk.rows) d_g[c] = 0.f;
-                d_a_log += d_g[c] * pre_activation;
+                d_a_log += d_g[c] * (raw + (c ? gate.bias.y : gate.bias.x));
                 bias_sums[c] += d_g[c];
                 const float q_unit = (c ? ptx::high_bf16(q_raw) : ptx::low_bf16(q_raw)) * q_norm[upper];
                 const float k_unit = (c ? ptx::high_bf16(k_raw) : ptx::low_bf16(k_raw)) * k_norm[upper];
@@ -253,15 +253,15 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     extern __shared__ __align__(1024) unsigned char raw_shared[];
     GradientShared& shared = *reinterpret_cast<GradientShared*>(raw_shared);
     const int64_t tile = blockIdx.x;
-    const int head = static_cast<int>(tile % arguments.num_heads);
-    const Chunk chunk = arguments.chunks[tile / arguments.num_heads];
+    const int index = static_cast<int>(blockIdx.x / static_cast<unsigned>(arguments.num_heads));
+    const int head = static_cast<int>(blockIdx.x) - index * arguments.num_heads;
+    const Chunk chunk = arguments.chunks[index];
     const int pair = threadIdx.x & 63, row_group = threadIdx.x >> 6;
     // A shuffle tells the compiler that the role is the same across the warp.
     const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0);
     const int warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
 
     start_loads(shared, arguments, chunk, head, tile);
-    if (tile + kTilesInFlight < gridDim.x) prefetch_loads(arguments, tile + kTilesInFlight);
     if (threadIdx.x < kChunk) shared.beta[threadIdx.x] = write_strength(arguments.beta, chunk, head, arguments.num_heads, threadIdx.x);
     ptx::copy_async_wait<0>();
     ptx::fence_async_shared();

@@ -8,6 +8,7 @@
 // The fifth warp streams factors by bulk copies and this half of dO, whose rows lie apart, by 16-byte copies.
 
 #include "include/arguments.cuh"
+#include "include/decay.cuh"
 #include "include/registers.cuh"
 
 namespace kda {
@@ -16,6 +17,7 @@ namespace {
 constexpr int kMathThreads = 128;
 constexpr int kThreads = kMathThreads + 32;
 constexpr int kStages = 3;
+constexpr int kPrefetch = 8;  // chunks fetched into L2 ahead of their use
 constexpr int kHalfImageBytes = kHalf * 128;
 
 struct Stage {
@@ -39,14 +41,33 @@ struct ReverseShared {
 };
 static_assert(sizeof(ReverseShared) <= 232448, "227 KiB a block");
 
+// Brings a chunk's factors and dO into L2. The two halves of V read the same factors: each fetches its share. All 32 lanes.
+__device__ __forceinline__ void prefetch_chunk(const ReverseScanArguments& arguments, int index, int head, int half) {
+    const int lane = threadIdx.x & 31;
+    const int64_t tile = static_cast<int64_t>(index) * arguments.num_heads + head;
+    if (lane == 0) {
+        const unsigned char* images = half == 0 ? arguments.minus_w : arguments.q_grown;
+        ptx::bulk_prefetch(images + tile * kTokenImageBytes, kTokenImageBytes);
+    } else if (lane == 1) {
+        if (half == 0) {
+            ptx::bulk_prefetch(arguments.k_kept + tile * kTokenImageBytes, kTokenImageBytes);
+        } else {
+            ptx::bulk_prefetch(arguments.scores + tile * kSquareImageBytes, kSquareImageBytes);
+        }
+    }
+    prefetch_row(arguments.d_o, arguments.chunks[index], head, arguments.num_heads, half * 32 + lane);
+}
+
 // All 32 lanes. A stage is announced one round late, when its 16-byte copies have landed.
 __device__ __forceinline__ void load_chunks(ReverseShared& shared, const ReverseScanArguments& arguments, int first_chunk, int num_chunks,
                                             int head, int half) {
     const int lane = threadIdx.x & 31;
+    for (int n = 0; n < min(num_chunks, kPrefetch); ++n) prefetch_chunk(arguments, first_chunk + num_chunks - 1 - n, head, half);
     for (int n = 0; n < num_chunks; ++n) {
         const int slot = n % kStages;
         Stage& stage = shared.stages[slot];
         const int index = first_chunk + num_chunks - 1 - n;
+        if (n + kPrefetch < num_chunks) prefetch_chunk(arguments, index - kPrefetch, head, half);
         const Chunk chunk = arguments.chunks[index];
         ptx::barrier_wait(ptx::shared_address(&stage.empty), ((n / kStages) & 1) ^ 1);
         if (lane == 0) {

@@ -22,7 +22,6 @@ from samite_kernels.kda.sm90_schedule import run_backward, run_forward, segments
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("samite::kda_sm90_forward", mutates_args=(), device_types="cuda")
 def kda_forward(
     q: Tensor,
     k: Tensor,
@@ -55,7 +54,10 @@ def kda_forward(
     return o, final_state, states, v_new
 
 
-@kda_forward.register_fake
+_forward_operator = torch.library.custom_op("samite::kda_sm90_forward", kda_forward, mutates_args=(), device_types="cuda")
+
+
+@_forward_operator.register_fake
 def _(
     q: Tensor,
     k: Tensor,
@@ -81,7 +83,6 @@ def _(
     return torch.empty_like(v.contiguous()), final_state, q.new_empty((tiles, STATE_IMAGE)), q.new_empty((tiles, TOKEN_IMAGE))
 
 
-@torch.library.custom_op("samite::kda_sm90_backward", mutates_args=(), device_types="cuda")
 def kda_backward(
     q: Tensor,
     k: Tensor,
@@ -119,11 +120,14 @@ def kda_backward(
     run_backward(segments_of(documents, q.device), tensors, numbers)
     d_a_log, d_dt_bias = torch.empty_like(A_log), torch.empty_like(dt_bias)
     sums = {"d_a_log": d_a_log, "d_dt_bias": d_dt_bias}
-    kernels.reduce(fill(kernels.ReduceArguments, parts, sums, num_chunks=table.num_chunks, num_heads=q.shape[2]), q.device)
+    kernels.reduce(fill(kernels.ReduceArguments, parts | sums, num_chunks=table.num_chunks, num_heads=q.shape[2]), q.device)
     return d_q, d_k, d_v, d_g, d_beta, d_a_log, d_dt_bias, d_initial_state
 
 
-@kda_backward.register_fake
+_backward_operator = torch.library.custom_op("samite::kda_sm90_backward", kda_backward, mutates_args=(), device_types="cuda")
+
+
+@_backward_operator.register_fake
 def _(
     q: Tensor,
     k: Tensor,
@@ -158,15 +162,28 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _backward(ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, g, beta, a_log, dt_bias, states, v_new, cu_seqlens = ctx.saved_tensors
     d_o = torch.zeros_like(v) if d_o is None else d_o
-    gradients = kda_backward(q, k, v, g, beta, a_log, dt_bias, states, v_new, d_o, d_final_state, cu_seqlens, ctx.scale, ctx.lower_bound)
+    run = _backward_operator if torch.compiler.is_compiling() else kda_backward
+    gradients = run(q, k, v, g, beta, a_log, dt_bias, states, v_new, d_o, d_final_state, cu_seqlens, ctx.scale, ctx.lower_bound)
     return (*gradients[:7], gradients[7] if ctx.has_state else None, None, None, None, None)
 
 
-kda_forward.register_autograd(_backward, setup_context=_setup_context)
+_forward_operator.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor) -> dict[str, Tensor]:
-    return {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a_log": A_log, "dt_bias": dt_bias}
+class _Eager(torch.autograd.Function):
+    """The same without the operator registry, which costs more host time than a short sequence takes on the device."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return kda_forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _setup_context(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, gradients[0], gradients[1])
 
 
 def _images(like: Tensor, tiles: int, elements: int) -> Tensor:
@@ -195,5 +212,11 @@ def chunk_kda_sm90(
     inputs = (q, k, v, g.to(torch.bfloat16), beta.to(torch.bfloat16), A_log.float(), dt_bias.float())
     state = None if initial_state is None else initial_state.float()
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs, state))
-    o, final_state, _, _ = kda_forward(*inputs, state, cu_seqlens, scale, lower_bound, save)
+    arguments = (*inputs, state, cu_seqlens, scale, lower_bound, save)
+    if torch.compiler.is_compiling():
+        o, final_state, _, _ = _forward_operator(*arguments)
+    elif save:
+        o, final_state, _, _ = _Eager.apply(*arguments)
+    else:
+        o, final_state, _, _ = kda_forward(*arguments)
     return o, final_state

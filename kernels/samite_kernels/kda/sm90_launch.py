@@ -20,11 +20,18 @@ SQUARE_IMAGE = CHUNK * CHUNK
 STATE_IMAGE = HEAD_DIM * HEAD_DIM
 
 
-def _block(name: str, pointers: str, integers: str, floats: str = "") -> type[ctypes.Structure]:
-    fields: list[tuple[str, type]] = [(field, ctypes.c_void_p) for field in pointers.split()]
+class Block(ctypes.Structure):
+    """An argument block. `names` are its pointer fields, in order."""
+
+    names: tuple[str, ...] = ()
+
+
+def _block(name: str, pointers: str, integers: str, floats: str = "") -> type[Block]:
+    names = tuple(pointers.split())
+    fields: list[tuple[str, type]] = [(field, ctypes.c_void_p) for field in names]
     fields += [(field, ctypes.c_int32) for field in integers.split()]
     fields += [(field, ctypes.c_float) for field in floats.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+    return type(name, (Block,), {"_fields_": fields, "names": names})
 
 
 PrepareArguments = _block(
@@ -81,9 +88,7 @@ def chunk_table(documents: Documents, device: torch.device) -> ChunkTable:
     return ChunkTable(documents, device)
 
 
-def fill(block: type[ctypes.Structure], *tensors: Mapping[str, Tensor | None], **numbers: float) -> ctypes.Structure:
+def fill(block: type[Block], tensors: Mapping[str, Tensor], **numbers: float) -> Block:
     """An argument block from tensors by field name, of which it takes those that it has; absent pointers are null."""
-    wanted = {str(field[0]) for field in list(block._fields_)}
-    given = {name: tensor for group in tensors for name, tensor in group.items() if name in wanted and tensor is not None}
-    pointers = {name: tensor.data_ptr() for name, tensor in given.items()}
-    return block(**pointers, **numbers)
+    found = (tensors.get(name) for name in block.names)
+    return block(*(None if tensor is None else tensor.data_ptr() for tensor in found), **numbers)

@@ -42,6 +42,8 @@ BACKWARD_FACTORS = {
 }
 _KEPT_PER_TILE = frozenset({"states", "v_new", "d_a_log_parts", "d_dt_bias_parts"})
 _SLOTS = 2
+_MAX_SEGMENTS = 8
+_LEAST_CHUNKS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,10 +60,10 @@ class Segment:
 
 @lru_cache(maxsize=128)
 def segments_of(documents: Documents, device: torch.device) -> tuple[Segment, ...]:
-    """One segment for short inputs, else up to eight of about equal size."""
+    """One segment for short inputs, else several of about equal size."""
     counts = documents.num_chunks(CHUNK)
     total = sum(counts)
-    wanted = 8 if total >= 512 else 4 if total >= 256 else 1
+    wanted = max(1, min(_MAX_SEGMENTS, total // _LEAST_CHUNKS))
     if documents.count == 1:
         bounds = [total * index // wanted for index in range(wanted + 1)]
         return tuple(_segment(start, stop, 0, (stop - start,), device) for start, stop in pairwise(bounds))

@@ -20,13 +20,22 @@ def declare(name: str) -> Callable[[ctypes.Structure, torch.device], None]:
     """A function that launches entry point `name` with its argument block on the current stream of a device."""
 
     def launch(arguments: ctypes.Structure, device: torch.device) -> None:
-        stream = torch.cuda.current_stream(device)
-        with torch.cuda.device(device):
-            code = getattr(_library(), name)(ctypes.byref(arguments), ctypes.c_void_p(stream.cuda_stream))
+        stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+        entry = _entry(name)
+        if device.index is None or device.index == torch.cuda.current_device():
+            code = entry(ctypes.byref(arguments), stream)
+        else:
+            with torch.cuda.device(device):
+                code = entry(ctypes.byref(arguments), stream)
         if code != 0:
             raise LaunchError(f"{name} failed to start: {_library().sm90_error_text(code).decode()} (CUDA error {code})")
 
     return launch
+
+
+@cache
+def _entry(name: str) -> Callable[..., int]:
+    return getattr(_library(), name)
 
 
 @cache

@@ -69,20 +69,23 @@ __device__ __forceinline__ void row_norms(const unsigned char* q_image, const un
     }
 }
 
-// The gate of two neighbouring channels: log2-decay = bound * log2(e) * sigmoid(steepness * (g + bias)).
+// The gate of two neighbouring channels: decay = bound * sigmoid(steepness * (g + bias)), as bound / (1 + 2^(slope g + shift)).
 struct Gate {
     float steepness;
     float bound;
+    float slope;
     float2 bias;
+    float2 shift;
 
     __device__ __forceinline__ Gate(const float* a_log, const float* dt_bias, float lower_bound, int head, int pair)
         : steepness(ptx::exp2_fast(fminf(a_log[head], 20.f) * kLog2E)),
           bound(lower_bound),
-          bias(*reinterpret_cast<const float2*>(dt_bias + static_cast<int64_t>(head) * kDim + pair * 2)) {}
+          slope(-kLog2E * steepness),
+          bias(*reinterpret_cast<const float2*>(dt_bias + static_cast<int64_t>(head) * kDim + pair * 2)),
+          shift(make_float2(bias.x * slope, bias.y * slope)) {}
 
-    __device__ __forceinline__ float sigmoid(float pre_activation) const {
-        return ptx::reciprocal_fast(1.f + ptx::exp2_fast(-kLog2E * steepness * pre_activation));
-    }
+    __device__ __forceinline__ float open_low(float g) const { return ptx::reciprocal_fast(1.f + ptx::exp2_fast(fmaf(g, slope, shift.x))); }
+    __device__ __forceinline__ float open_high(float g) const { return ptx::reciprocal_fast(1.f + ptx::exp2_fast(fmaf(g, slope, shift.y))); }
 };
 
 // Running log2-decay of two channels over `Rows` rows (16, a tile, or 8), and their total to `totals`.
@@ -95,8 +98,8 @@ __device__ __forceinline__ void decay_within(const unsigned char* g_image, const
         const int row = row_group * Rows + r;
         const uint32_t raw = *reinterpret_cast<const uint32_t*>(g_image + element_offset(row, pair * 2));
         const float bound = row < rows ? gate.bound * kLog2E : 0.f;
-        sum[0] += bound * gate.sigmoid(ptx::low_bf16(raw) + gate.bias.x);
-        sum[1] += bound * gate.sigmoid(ptx::high_bf16(raw) + gate.bias.y);
+        sum[0] += bound * gate.open_low(ptx::low_bf16(raw));
+        sum[1] += bound * gate.open_high(ptx::high_bf16(raw));
         fall[r][0] = sum[0];
         fall[r][1] = sum[1];
     }

@@ -10,7 +10,6 @@ namespace kda {
 constexpr int kGradientThreads = 512;
 constexpr int kGradientGroups = kGradientThreads / 128;     // warpgroups
 constexpr int kGroupChannels = kDim / kGradientGroups;      // channels of a [64, 128] result that a warpgroup owns
-constexpr int kTilesInFlight = 132;                         // one block on each multiprocessor: how far ahead to fetch into L2
 constexpr int kRows = 8;                                    // rows per thread of the elementwise pass
 static_assert(kGroupChannels == 32 && kGradientThreads == (kDim / 2) * (kChunk / kRows));
 
@@ -92,24 +91,6 @@ __device__ __forceinline__ void start_loads(GradientShared& shared, const Gradie
     load_tokens<kGradientThreads>(shared.d_o, arguments.d_o, chunk, head, arguments.num_heads);
     load_tokens<kGradientThreads>(shared.v, arguments.v, chunk, head, arguments.num_heads);
     ptx::copy_async_commit();
-}
-
-// What the block that follows on this multiprocessor will load, into L2.
-__device__ __forceinline__ void prefetch_loads(const GradientArguments& arguments, int64_t tile) {
-    const Chunk chunk = arguments.chunks[tile / arguments.num_heads];
-    const int head = static_cast<int>(tile % arguments.num_heads);
-    const int tensor = threadIdx.x >> 6;
-    const __nv_bfloat16* tokens = tensor < 2 ? (tensor ? arguments.k : arguments.q) : (tensor == 2 ? arguments.g : arguments.d_o);
-    if (tensor == 4) tokens = arguments.v;
-    if (tensor < 5) {
-        prefetch_row(tokens, chunk, head, arguments.num_heads, threadIdx.x & 63);
-    } else if (threadIdx.x == 5 * 64) {
-        ptx::bulk_prefetch(arguments.states + tile * kStateImageBytes, kStateImageBytes);
-        ptx::bulk_prefetch(arguments.d_states + tile * kStateImageBytes, kStateImageBytes);
-        ptx::bulk_prefetch(arguments.d_v_new + tile * kTokenImageBytes, kTokenImageBytes);
-        ptx::bulk_prefetch(arguments.v_new + tile * kTokenImageBytes, kTokenImageBytes);
-        ptx::bulk_prefetch(arguments.inverse + tile * kSquareImageBytes, kSquareImageBytes);
-    }
 }
 
 // Partial sums over v of S dS', 16 parts of 8 rows of v.
