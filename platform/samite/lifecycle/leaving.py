@@ -25,7 +25,7 @@ def suspended(turn: Turn) -> None:
     """Nothing runs until `suspend` is taken back."""
     if not turn.observed.suspend and turn.observed.admitted is not None:
         turn.emit("samite.run.resumed", actor="user")
-        turn.goto(Phase.QUEUED, "Resumed")
+        turn.goto(Phase.QUEUED if turn.memory.stages else Phase.VALIDATING, "Resumed")
 
 
 def held(turn: Turn) -> None:

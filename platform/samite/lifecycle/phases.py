@@ -94,7 +94,7 @@ _FORWARD: dict[Phase, frozenset[Phase]] = {
     Phase.GATING: frozenset({Phase.HANDING_OVER, Phase.SUCCEEDED, Phase.RECOVERING}),
     Phase.HANDING_OVER: frozenset({Phase.PROVISIONING, Phase.STARTING, Phase.RECOVERING}),
     Phase.SUSPENDING: frozenset({Phase.SUSPENDED}),
-    Phase.SUSPENDED: frozenset({Phase.QUEUED}),
+    Phase.SUSPENDED: frozenset({Phase.QUEUED, Phase.VALIDATING}),
     Phase.HELD: frozenset({Phase.QUEUED, Phase.SUSPENDED}),
     Phase.CANCELLING: frozenset({Phase.CANCELLED}),
 }

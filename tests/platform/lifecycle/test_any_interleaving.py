@@ -30,13 +30,13 @@ def plan() -> RunPlan:
 class AnyInterleaving(RuleBasedStateMachine):
     """The world raises when a promise is broken; what is left to check is convergence."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(turns=st.integers(1, 12))
+    def begin(self, turns: int = 9) -> None:
         self.world = World(uid="u1", stage_steps=(12, 9), checkpoint_every=4)
         self.engine = Engine(plan(), self.world)
         self.kept: list[Observed] = []
         self.asked = 0
-        self.engine.run(9)
+        self.engine.run(turns)
 
     @rule(turns=st.integers(1, 25))
     def time_passes(self, turns: int) -> None:
