@@ -220,3 +220,7 @@ def chunk_kda_sm90(
     else:
         o, final_state, _, _ = kda_forward(*arguments)
     return o, final_state
+
+
+def _inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor) -> dict[str, Tensor]:
+    return {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a_log": A_log, "dt_bias": dt_bias}
