@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from samite.checkpoint.envelope import UnknownFormatError
 from samite.checkpoint.fence import Fence, counts, read_fences
 from samite.checkpoint.layout import (
     ABORTED,
@@ -42,6 +43,8 @@ class State(StrEnum):
     """Committed by an old attempt after a newer one had begun: does not count."""
     DAMAGED = "damaged"
     """Its manifest cannot be read, and nobody has quarantined it yet."""
+    FOREIGN = "foreign"
+    """Written by a newer Samite in a format this one cannot read; never chosen, never deleted."""
     DELETING = "deleting"
 
 
@@ -66,10 +69,10 @@ class Entry:
         return self.state in {State.COMMITTED, State.VERIFIED}
 
     @property
-    def order(self) -> tuple[SessionId, int]:
+    def order(self) -> tuple[SessionId, int, float]:
         """Newest is largest: a later session wins over a larger step, because it may have rolled back on purpose."""
         session = self.manifest.session if self.manifest else SessionId(self.epoch, 1 << 30)
-        return session, self.step
+        return session, self.step, self.manifest.created_unix_s if self.manifest else 0.0
 
 
 class Catalog:
@@ -103,17 +106,23 @@ class Catalog:
         return None
 
     def candidates(self) -> Iterator[Entry]:
-        """Usable and damaged-manifest ones, newest first; reads manifests one epoch at a time."""
+        """Usable and damaged-manifest ones, newest first; reads manifests one epoch at a time.
+
+        Raises UnknownFormatError where a newer Samite's checkpoint would be next: skipping it would silently lose progress.
+        """
         fences = read_fences(self.store)
         epochs = {one: parsed.epoch for one in self._ids() if (parsed := CheckpointId.parse(one)) is not None}
         for epoch in sorted(set(epochs.values()), reverse=True):
             entries = [self._entry(one, fences) for one in epochs if epochs[one] == epoch]
-            entries = [entry for entry in entries if entry.usable or entry.state is State.DAMAGED]
-            yield from sorted(entries, key=lambda entry: entry.order, reverse=True)
+            entries = [entry for entry in entries if entry.usable or entry.state in {State.DAMAGED, State.FOREIGN}]
+            for entry in sorted(entries, key=lambda entry: entry.order, reverse=True):
+                if entry.state is State.FOREIGN:
+                    raise UnknownFormatError(entry.reason)
+                yield entry
 
     def ever_committed(self) -> bool:
         """Whether any checkpoint that counts was ever committed here, even if it is damaged now: then starting from scratch would lose work."""
-        return any(entry.usable or entry.state in {State.DAMAGED, State.QUARANTINED} for entry in self.list())
+        return any(entry.usable or entry.state in {State.DAMAGED, State.QUARANTINED, State.FOREIGN} for entry in self.list())
 
     def entry(self, checkpoint_id: str) -> Entry:
         """One checkpoint; raises NotFoundError with those that exist."""
@@ -195,6 +204,8 @@ class Catalog:
                     state, reason = State.FENCED, "committed after a newer attempt had begun"
             except CheckpointDamagedError as error:
                 state, reason = State.DAMAGED, str(error)
+            except UnknownFormatError as error:
+                state, reason = State.FOREIGN, str(error)
             except MissingKeyError:
                 state = State.DELETING
         if QUARANTINED in names:

@@ -126,6 +126,8 @@ def _verdict(entry: Entry, policy: KeepPolicy, newest_epoch: int, now_unix_s: fl
         return Verdict(
             entry=entry, delete=not policy.quarantined, reason="quarantined" if policy.quarantined else "quarantined, and asked to go"
         )
+    if entry.state is State.FOREIGN:
+        return Verdict(entry=entry, delete=False, reason="written by a newer Samite")
     if entry.state is State.DAMAGED:
         return Verdict(entry=entry, delete=False, reason="damaged; verify or quarantine it first")
     if entry.epoch < newest_epoch:

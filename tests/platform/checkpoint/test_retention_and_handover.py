@@ -6,6 +6,7 @@ import secrets
 import pytest
 
 from samite.checkpoint import Catalog, Entry, Level, State
+from samite.checkpoint.envelope import UnknownFormatError, seal, unseal
 from samite.checkpoint.handover import commit_document, read_document
 from samite.checkpoint.layout import SessionId, checkpoint_key
 from samite.checkpoint.manifest import Manifest
@@ -181,3 +182,17 @@ def test_an_unreadable_handover_stops_retention_instead_of_losing_what_it_protec
     catalog = Catalog(store)
     with pytest.raises(CheckpointDamagedError, match="is no hand-over"):
         plan_for(catalog, KeepPolicy(last=1))
+
+
+def test_a_newer_samites_checkpoint_is_neither_skipped_nor_deleted_nor_called_damaged(store):
+    older, newer = commit_some(store, 1, 2)
+    key = checkpoint_key(newer, "MANIFEST")
+    body = unseal("MANIFEST", store.get(key), name=key)
+    store.put(key, seal("MANIFEST", body, version=2))
+    catalog = Catalog(store)
+    assert [one.state for one in catalog.list()] == [State.FOREIGN, State.COMMITTED]
+    with pytest.raises(UnknownFormatError, match="load it with the newer Samite"):
+        catalog.newest_verified()
+    assert carry_out(catalog, plan_for(catalog, KeepPolicy(last=1))) == []
+    assert catalog.ever_committed()
+    assert catalog.entry(older).usable
