@@ -41,7 +41,9 @@ class ReplaceNode:
     node: str
     replacement: str
     reason: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Evidence, ...] = ()
+    idle: bool = False
+    """True: no submission of ours can be alive on it, so no evidence is needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from samite.lifecycle import blame
 from samite.lifecycle.actions import ReleaseCluster, ReplaceNode, StartCluster, StopCluster
-from samite.lifecycle.evidence import Evidence, Source, sufficient
+from samite.lifecycle.evidence import Evidence, sufficient
 from samite.lifecycle.memory import ClusterMemory
 from samite.lifecycle.nodes import head_evidence, judge_nodes, usable_nodes
 from samite.lifecycle.observed import ClusterState
@@ -82,14 +82,12 @@ def replace_lost_nodes(turn: Turn) -> tuple[str, ...]:
     return tuple(suspected)
 
 
-def evict(turn: Turn, names: tuple[str, ...], evidence: tuple[Evidence, ...]) -> None:
-    """Exchange nodes that look alive but failed again and again. Nothing trains on them: the old submission has ended."""
-    present = {node.name for node in turn.cluster_seen().nodes}
-    over = Evidence(source=Source.RAY_JOB, subject="old submission", says="has ended; the node is idle", final=True)
+def evict(turn: Turn, names: tuple[str, ...]) -> None:
+    """Exchange nodes that look alive but are not trusted. Only to be called while no submission is alive: nothing trains on them."""
+    present = {node.name for node in turn.cluster_seen().nodes if not node.head}
     for name in names:
-        facts = (*evidence, over)
-        if name in present and sufficient(facts):
-            _exchange(turn, name, facts, reason="evicted")
+        if name in present:
+            _exchange(turn, name, (), reason="evicted")
 
 
 def _exchange(turn: Turn, name: str, evidence: tuple[Evidence, ...], *, reason: str) -> None:
@@ -104,7 +102,16 @@ def _exchange(turn: Turn, name: str, evidence: tuple[Evidence, ...], *, reason: 
         turn.remember(next_node=turn.memory.next_node + 1)
         turn.remember_cluster(replaced=(*cluster.replaced, (name, replacement))[-256:], nodes=nodes)
         turn.emit("samite.node.lost", node=name, reason=reason, evidence=[f"{item.source}: {item.says}" for item in evidence])
-    turn.act(ReplaceNode(cluster_id=cluster.cluster_id, node=name, replacement=replacement, reason=reason, evidence=evidence))
+    turn.act(
+        ReplaceNode(
+            cluster_id=cluster.cluster_id,
+            node=name,
+            replacement=replacement,
+            reason=reason,
+            evidence=evidence,
+            idle=not sufficient(evidence),
+        )
+    )
 
 
 def _want_cluster(turn: Turn) -> None:
@@ -136,6 +143,8 @@ def _bring_up(turn: Turn) -> Capacity:
         _start(turn, cluster)
     cannot = _cannot_start(turn, seen.cannot_start if state is not None else "")
     suspected = replace_lost_nodes(turn) if state is ClusterState.READY else ()
+    if state is ClusterState.READY:
+        evict(turn, tuple(sorted(_untrusted(turn))))
     if state is not ClusterState.READY or sufficient(head_evidence(turn)):
         return Capacity(cannot_start=cannot, waiting_for=f"cluster {cluster.cluster_id}")
     usable = min(usable_nodes(turn), stage.max_workers)
@@ -153,9 +162,12 @@ def _bring_up(turn: Turn) -> Capacity:
     )
 
 
+def _untrusted(turn: Turn) -> frozenset[str]:
+    return blame.excluded(turn.memory.blame, turn.now_s) if turn.plan.nodes.exclude_blamed else frozenset()
+
+
 def _start(turn: Turn, cluster: ClusterMemory) -> None:
     stage = turn.stage
-    out = blame.excluded(turn.memory.blame, turn.now_s) if turn.plan.nodes.exclude_blamed else frozenset()
     turn.act(
         StartCluster(
             cluster_id=cluster.cluster_id,
@@ -163,7 +175,7 @@ def _start(turn: Turn, cluster: ClusterMemory) -> None:
             nodes=cluster.nodes,
             ranks_per_node=stage.ranks_per_node,
             gpus_per_node=stage.gpus_per_worker,
-            exclude_nodes=out,
+            exclude_nodes=_untrusted(turn),
         )
     )
 

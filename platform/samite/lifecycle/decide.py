@@ -14,6 +14,7 @@ from samite.lifecycle.plan import RunPlan
 from samite.lifecycle.recovering import recovering
 from samite.lifecycle.requests import answer_requests
 from samite.lifecycle.status import Status
+from samite.lifecycle.trust import note_node_facts
 from samite.lifecycle.turn import Event, Turn
 
 __all__ = ["Decision", "Event", "decide"]
@@ -65,6 +66,7 @@ def decide(plan: RunPlan, observed: Observed, memory: Memory, now_s: float) -> D
     """
     turn = Turn(plan, observed, memory, now_s)
     note_commits(turn)
+    note_node_facts(turn)
     answer_requests(turn)
     for _ in range(_HOPS):
         before = turn.memory.phase

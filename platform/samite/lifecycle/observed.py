@@ -7,6 +7,7 @@ reported only when the source answered so. Ages are seconds on the engine's mono
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from samite.lifecycle.evidence import Source
 from samite.spec.attempt import AttemptResult, FailureReport, Heartbeat
@@ -129,8 +130,13 @@ class RankObserved:
     """Label of the group of equal stacks this rank is in, from the newest diagnostics."""
 
     @staticmethod
-    def from_heartbeat(heartbeat: Heartbeat, *, monotonic_s: float, **facts: object) -> "RankObserved":
-        """Of a heartbeat that was read at `monotonic_s` on the machine's monotonic clock; `facts` are further fields."""
+    def from_heartbeat(heartbeat: Heartbeat, *, monotonic_s: float, **facts: Any) -> "RankObserved":
+        """Of a heartbeat that was read at `monotonic_s` on the machine's monotonic clock; `facts` are further fields.
+
+        A heartbeat from the future was written before the machine was started again: its process is gone.
+        """
+        if heartbeat.monotonic_s > monotonic_s + 1.0:
+            facts = {**facts, "process": ProcessState.GONE, "process_age_s": 0.0}
         return RankObserved(
             rank=heartbeat.rank,
             node=heartbeat.node,
@@ -144,7 +150,7 @@ class RankObserved:
             step_median_s=heartbeat.step_median_s,
             tokens_per_s=heartbeat.tokens_per_s,
             checkpoint_step=heartbeat.checkpoint_step,
-            **facts,  # type: ignore[arg-type]
+            **facts,
         )
 
 

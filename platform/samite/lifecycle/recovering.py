@@ -101,7 +101,7 @@ def _prepare(turn: Turn) -> None:
     recovery, cluster = recovery_of(turn), turn.memory.cluster
     fresh = recovery.level >= Level.L3_CLUSTER and cluster is not None and cluster.cluster_id == recovery.old_cluster
     if not fresh and recovery.replace_nodes:
-        evict(turn, recovery.replace_nodes, recovery.failure.evidence)
+        evict(turn, recovery.replace_nodes)
     known = recovery.failure.evidence if recovery.failure.lost_head else ()
     capacity = ensure_cluster(turn, fresh=fresh, evidence=(*head_evidence(turn), *known))
     if capacity.cannot_start:

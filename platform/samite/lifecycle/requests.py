@@ -7,6 +7,7 @@ from samite.lifecycle.memory import Memory
 from samite.lifecycle.observed import Request, RequestKind
 from samite.lifecycle.phases import ACTIVE, TERMINAL, TRAINING, Level, Phase
 from samite.lifecycle.respond import request_restart
+from samite.lifecycle.trust import apply_verdict
 from samite.lifecycle.turn import Turn
 
 _REMEMBERED = 64
@@ -93,9 +94,7 @@ def _exclude(turn: Turn, request: Request) -> None:
         now_s=turn.now_s,
         by_request=True,
     )
-    turn.remember(blame=verdict.blame)
-    if verdict.quarantined:
-        turn.emit("samite.node.quarantined", node=request.argument, reason="operator", actor=request.by or "user")
+    apply_verdict(turn, request.argument, f"excluded by {request.by or 'user'}", verdict)
 
 
 def _uncordon(turn: Turn, request: Request) -> None:

@@ -5,12 +5,14 @@ A failure is answered exactly once. What comes after (ending the old submission,
 
 from dataclasses import replace
 
-from samite.lifecycle import blame, budgets
-from samite.lifecycle.evidence import Evidence
+from samite.lifecycle import budgets
+from samite.lifecycle.blame import Weak
+from samite.lifecycle.evidence import Evidence, Source
 from samite.lifecycle.ladder import UNCOUNTED, Restart, Stop, next_step
 from samite.lifecycle.memory import HISTORY, FailureRecord, RecoveryMemory
 from samite.lifecycle.observed import ENDED
 from samite.lifecycle.phases import FailureClass, Level, Phase
+from samite.lifecycle.trust import strike
 from samite.lifecycle.turn import Turn
 
 
@@ -114,18 +116,9 @@ def _remember_failure(turn: Turn, record: FailureRecord) -> None:
 def _strike_first_to_fail(turn: Turn, record: FailureRecord) -> None:
     if record.failure_class not in (FailureClass.INFRA, FailureClass.HANG):
         return
-    verdict = blame.strike(
-        turn.memory.blame,
-        node=record.nodes[0],
-        weak=blame.Weak.FIRST_TO_FAIL,
-        fact=f"{record.submission_id}/{record.incarnation} {record.error_type}",
-        pool=max(1, len(turn.cluster_seen().nodes)),
-        policy=turn.plan.nodes,
-        now_s=turn.now_s,
-    )
-    turn.remember(blame=verdict.blame)
-    if verdict.quarantined:
-        turn.emit("samite.node.quarantined", node=record.nodes[0], reason="strikes", node_expiry=turn.plan.nodes.expiry_s)
+    stacks = any(item.source is Source.STACKS for item in record.evidence)
+    weak = Weak.MINORITY_STACK if stacks else Weak.FIRST_TO_FAIL
+    strike(turn, record.nodes[0], weak, f"{record.submission_id}/{record.incarnation} {record.error_type}")
 
 
 def _pay(turn: Turn, record: FailureRecord) -> None:

@@ -414,3 +414,36 @@ def test_drill_29_a_crash_at_any_moment_gives_each_stage_once_and_each_hand_over
     assert engine.run(200).status.phase is Phase.SUCCEEDED
     assert engine.world.handover_puts == {0: 1}
     assert engine.world.attempts_seen == [1, 2]
+
+
+def test_drill_14_a_fatal_device_fault_quarantines_at_once_and_the_node_is_left_before_the_next_attempt():
+    engine = running()
+
+    def look():
+        seen = engine.look()
+        cluster = seen.cluster[0]
+        fault = NodeFact(source=Source.DEVICE, says=NodeSays.HARDWARE_FAULT, detail="XID 79")
+        nodes = tuple(replace(node, facts=(*node.facts, fault)) if node.name == "n1" else node for node in cluster.nodes)
+        return replace(seen, cluster=(replace(cluster, nodes=nodes), *seen.cluster[1:]))
+
+    decision = engine.turn(look())
+    assert decision.status.excluded_nodes == ("n1",)
+    assert decision.status.phase is Phase.RUNNING
+    assert decision.destructive == ()
+    faults.kill_rank(engine.world, 1)
+    decision = engine.turn(look())
+    assert decision.status.phase is Phase.RECOVERING
+    assert engine.memory.recovery.level == 2
+    assert engine.run(600).status.phase is Phase.SUCCEEDED
+    assert "n1" not in next(iter(engine.world.clusters.values())).nodes
+
+
+def test_a_node_excluded_by_a_person_is_exchanged_before_the_next_attempt_and_not_earlier():
+    engine = running()
+    exclude = Request(request_id="x", kind=RequestKind.EXCLUDE, argument="n1")
+    assert engine.turn(replace(engine.look(), requests=(exclude,))).destructive == ()
+    engine.run(5)
+    (cluster,) = engine.world.clusters.values()
+    assert "n1" in cluster.nodes
+    assert engine.run(600).status.phase is Phase.SUCCEEDED
+    assert "n1" not in cluster.nodes

@@ -10,6 +10,7 @@ from samite.lifecycle.hang import LEARNING_WINDOW_STEPS, limits_s, stillness
 from samite.lifecycle.memory import AttemptMemory
 from samite.lifecycle.plan import DetectionPolicy
 from samite.lifecycle.ranks import look_at_ranks
+from samite.spec.attempt import Heartbeat
 
 POLICY = DetectionPolicy()
 LEARNT = AttemptMemory(
@@ -123,3 +124,13 @@ def test_saving_while_the_storage_fails_is_a_storage_stall():
 def test_the_oldest_heartbeat_is_the_suspect_when_nothing_else_is_known():
     seen = ranks(500.0)
     assert judged([*seen[:2], replace(seen[2], progress_age_s=900.0), seen[3]]).suspects == (2,)
+
+
+def test_a_heartbeat_from_before_a_reboot_belongs_to_a_process_that_is_gone():
+    heartbeat = Heartbeat(
+        rank=0, node="n0", pid=1, submission_id="a1", incarnation=0, step=3, tokens=30, phase="training",
+        monotonic_s=5000.0, time_unix_s=0.0,
+    )  # fmt: skip
+    assert RankObserved.from_heartbeat(heartbeat, monotonic_s=12.0).process is ProcessState.GONE
+    alive = RankObserved.from_heartbeat(heartbeat, monotonic_s=5003.0, process=ProcessState.ALIVE)
+    assert (alive.process, alive.progress_age_s, alive.step) == (ProcessState.ALIVE, 3.0, 3)

@@ -63,6 +63,10 @@ class World(Trainer):
             if busy:
                 raise BrokenPromiseError(f"{action} destroys {busy[0].submit.submission_id} as if the cluster were idle")
             return
+        if isinstance(action, act.ReplaceNode) and action.idle:
+            if any(rank.alive and rank.node == action.node for job in self.live_jobs() for rank in job.ranks):
+                raise BrokenPromiseError(f"{action} takes a node that trains")
+            return
         if isinstance(action, act.StopSubmission) and action.finished:
             job = self.jobs.get(action.submission_id)
             if job is None or job.result is None:
