@@ -171,6 +171,18 @@ def test_islands_keep_every_bit_through_import_cast_and_export(nano, make_model,
             assert torch.allclose(value.float(), source[name], rtol=2**-8, atol=0), name
 
 
+def test_a_padded_a_log_is_narrowed_and_one_with_more_heads_refused(nano, make_model):
+    weights = dict(to_k3(make_model(nano)))
+    name = "language_model.model.layers.0.self_attn.A_log"
+    weights[name] = torch.tensor([0.5, 0.25, 0.0, 0.0, 0.0])
+    model = make_model(nano)
+    from_k3(model, weights)
+    assert model.layers[0].self_attn.core.A_log.tolist() == [0.5, 0.25]
+    weights[name] = torch.tensor([0.5, 0.25, 0.0, 0.1])
+    with pytest.raises(ValueError, match=r"A_log must have shape \[2\], found \[4\]"):
+        from_k3(model, weights)
+
+
 def test_all_that_is_wrong_is_said_at_once_and_nothing_is_loaded(nano, make_model):
     model = make_model(nano)
     before = {name: value.clone() for name, value in model.state_dict().items()}

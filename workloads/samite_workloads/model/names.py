@@ -27,7 +27,7 @@ class Weight:
     float32: bool = False
     """Kept in float32 whatever the type of the others."""
     rows: int | None = None
-    """Entries in use when a checkpoint pads the tensor with zeros (A_log); None when all are."""
+    """Entries in use of a tensor that a checkpoint may pad with zeros (A_log); None when all are."""
     routed: bool = False
     """A matrix of a routed expert, which a checkpoint may hold packed in four bits."""
 
@@ -80,7 +80,7 @@ def _kda(config: ModelConfig, theirs: str, ours: str) -> Iterator[Weight]:
         name=f"{ours}core.A_log",
         shape=(config.kda_a_log_entries or heads,),
         float32=True,
-        rows=heads if config.kda_a_log_entries else None,
+        rows=heads,
     )
     yield _plain(f"{theirs}dt_bias", f"{ours}core.dt_bias", all_heads, float32=True)
     yield _plain(f"{theirs}o_norm.weight", f"{ours}core.o_norm", head_dim, float32=True)

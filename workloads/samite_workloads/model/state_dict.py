@@ -96,13 +96,18 @@ def _problems(wanted: list[Weight], tensors: Mapping[str, Tensor], *, allow_roun
             yield f"{name} is missing"
             continue
         found = tensors[name]
-        if tuple(found.shape) != weight.shape:
+        if tuple(found.shape) != weight.shape and not _is_padded(weight, found):
             yield f"{name} must have shape {list(weight.shape)}, found {list(found.shape)}"
         elif not found.dtype.is_floating_point:
             yield f"{name} must hold floating-point numbers, found {found.dtype}"
         elif weight.float32 and found.dtype not in (torch.float32, torch.float64) and not allow_rounded_islands:
             yield f"{name} must be float32, found {found.dtype}: its bits are gone; export it again, or allow rounded islands"
     yield from (f"{name} is not a tensor of this model" for name in sorted(set(tensors) - known))
+
+
+def _is_padded(weight: Weight, found: Tensor) -> bool:
+    """Whether `found` holds the entries in use and zeros behind them, in any number: it is narrowed, never reshaped."""
+    return weight.rows is not None and found.dim() == 1 and found.shape[0] > weight.rows and not found[weight.rows :].any()
 
 
 def _packed_problems(weight: Weight, tensors: Mapping[str, Tensor]) -> Iterator[str]:
