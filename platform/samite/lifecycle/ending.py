@@ -1,10 +1,12 @@
 """The end of an old submission: stopped on evidence or request, and waited for until nothing of it lives."""
 
+from dataclasses import replace
+
 from samite.lifecycle.actions import ReleaseCluster, StopCluster, StopSubmission
 from samite.lifecycle.capacity import replace_lost_nodes
 from samite.lifecycle.evidence import Evidence, Source, missing, sufficient
 from samite.lifecycle.facts import submission_ended
-from samite.lifecycle.judge import judge
+from samite.lifecycle.judge import Verdict, judge
 from samite.lifecycle.memory import RecoveryMemory
 from samite.lifecycle.observed import ENDED
 from samite.lifecycle.phases import FailureClass, Level
@@ -23,14 +25,15 @@ def end_old(turn: Turn) -> None:
     job = turn.live_seen
     if live.ended_seen_at_s is None and job.job_status in ENDED:
         turn.remember_live(ended_seen_at_s=turn.now_s)
+    verdict = judge(turn, since_incarnation=recovery.old_incarnation)
     if submission_ended(turn):
+        _keep_head_evidence(turn, verdict)
         end_attempt(turn, outcome="failed")
         return
     result = job.result
     if result is not None and result.outcome in ("stage_complete", "stopped") and recovery.outcome == "Restart":
         watch(turn)
         return
-    verdict = judge(turn, since_incarnation=recovery.old_incarnation)
     facts = _facts(turn, verdict.evidence)
     newer = turn.ranks.incarnation > recovery.old_incarnation and turn.ranks.stepping
     if newer and _may_accept(recovery, enough=sufficient(facts)):
@@ -61,6 +64,14 @@ def end_old(turn: Turn) -> None:
     else:
         turn.act(StopSubmission(cluster_id=live.cluster_id, submission_id=live.submission_id, reason=recovery.message, evidence=facts))
         turn.wait_for(f"{live.submission_id} to stop")
+
+
+def _keep_head_evidence(turn: Turn, verdict: Verdict) -> None:
+    """The ranks that prove the loss of the head are forgotten with the attempt; the cluster is destroyed on the same facts a moment later."""
+    recovery, found = recovery_of(turn), verdict.failure
+    if found is not None and found.lost_head and not recovery.failure.lost_head:
+        known = replace(recovery.failure, lost_head=True, evidence=found.evidence)
+        turn.remember_recovery(failure=known, level=max(recovery.level, Level.L3_CLUSTER))
 
 
 def _facts(turn: Turn, current: tuple[Evidence, ...]) -> tuple[Evidence, ...]:

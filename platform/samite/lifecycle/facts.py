@@ -10,6 +10,9 @@ from samite.spec.attempt import FailureReport
 ORPHAN_SILENCE_S = 30.0
 """Silence that counts once Ray has said that the job ended, whatever the ranks were doing."""
 
+SUBMIT_GRACE_S = 10.0
+"""A submission that was asked for may be on its way this long: only a later "not found" says that it never arrived."""
+
 
 def submission_ended(turn: Turn) -> bool:
     """Whether the live submission is known to be over.
@@ -27,7 +30,7 @@ def submission_ended(turn: Turn) -> bool:
         return not _shows_life(turn)
     if job.job_status is JobStatus.NOT_FOUND:
         if not live.known_to_ray and not live.heartbeat_seen:
-            return live.asked_at_s < turn.now_s and turn.after(job.job_age_s, live.asked_at_s)
+            return turn.after(job.job_age_s, live.asked_at_s + SUBMIT_GRACE_S)
         return live.known_to_ray and not _shows_life(turn)
     return False
 

@@ -30,9 +30,10 @@ def plan() -> RunPlan:
 class AnyInterleaving(RuleBasedStateMachine):
     """The world raises when a promise is broken; what is left to check is convergence."""
 
-    @initialize(turns=st.integers(1, 12))
-    def begin(self, turns: int = 9) -> None:
+    @initialize(turns=st.integers(1, 12), submit_takes_s=st.sampled_from([0.0, 3.0, 6.0]))
+    def begin(self, turns: int = 9, submit_takes_s: float = 0.0) -> None:
         self.world = World(uid="u1", stage_steps=(12, 9), checkpoint_every=4)
+        self.world.submit_takes_s = submit_takes_s
         self.engine = Engine(plan(), self.world)
         self.kept: list[Observed] = []
         self.asked = 0

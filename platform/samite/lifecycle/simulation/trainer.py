@@ -1,5 +1,6 @@
 """Ray and the trainer of the simulated world: how a submission lives, fails, restarts its worker group and ends."""
 
+from samite.lifecycle.actions import Submit
 from samite.lifecycle.observed import HandoverFound, JobStatus
 from samite.lifecycle.simulation.things import LIVE, BrokenPromiseError, SimCheckpoint, SimCluster, SimJob, SimNode, SimRank
 from samite.spec.attempt import AttemptResult, FailureReport
@@ -17,6 +18,9 @@ class Trainer:
         self.clusters: dict[str, SimCluster] = {}
         self.jobs: dict[str, SimJob] = {}
         self.stopping: dict[str, float] = {}
+        self.submit_takes_s = 0.0
+        self.on_the_way: dict[str, tuple[float, Submit]] = {}
+        """Submissions that were sent and have not arrived."""
         self.checkpoints: list[SimCheckpoint] = []
         self.quarantined: list[str] = []
         self.handovers: dict[int, HandoverFound] = {}

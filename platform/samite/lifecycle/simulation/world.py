@@ -23,6 +23,10 @@ class World(Trainer):
             if cluster.gone_at is not None and self.now >= cluster.gone_at and not cluster.gone:
                 cluster.gone = True
                 self.end_cluster(cluster)
+        for name, (due, action) in list(self.on_the_way.items()):
+            if self.now >= due:
+                del self.on_the_way[name]
+                self._accept(action)
         for job in self.jobs.values():
             self.advance(job)
         self.check()
@@ -113,6 +117,12 @@ class World(Trainer):
             cluster.gone_at = self.now + self.down_s
 
     def _submit(self, action: act.Submit) -> None:
+        if self.submit_takes_s and action.submission_id not in self.jobs:
+            self.on_the_way.setdefault(action.submission_id, (self.now + self.submit_takes_s, action))
+        else:
+            self._accept(action)
+
+    def _accept(self, action: act.Submit) -> None:
         if action.submission_id in self.jobs:
             return
         cluster = self.clusters[action.cluster_id]
