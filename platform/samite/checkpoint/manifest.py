@@ -79,7 +79,7 @@ class Manifest:
             "ranks": [[r.rank, r.index_bytes, f"{r.index_crc64:016x}", r.data_bytes, r.num_objects, r.num_chunks] for r in self.ranks],
             "extra": dict(self.extra),
         }
-        return seal("MANIFEST", json.dumps(body, separators=(",", ":"), allow_nan=True).encode())
+        return seal("MANIFEST", json.dumps(body, separators=(",", ":"), allow_nan=False).encode())
 
     @classmethod
     def from_bytes(cls, document: bytes, *, name: str) -> "Manifest":

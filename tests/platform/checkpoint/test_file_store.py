@@ -10,7 +10,7 @@ import pytest
 from samite.checkpoint.store import FileStore, StorageFullError, open_store
 from samite.checkpoint.store.file import NO_LINKS
 from samite.checkpoint.store.probe import probe
-from samite.errors import NotAllowedError, TemporaryError, UsageError
+from samite.errors import NotAllowedError, SamiteError, TemporaryError, UsageError
 
 
 @pytest.fixture
@@ -144,3 +144,28 @@ def test_a_uri_that_makes_no_sense_is_refused_with_what_was_wanted(uri: str):
 def test_paths_have_one_canonical_uri(uri: str, wanted: str):
     assert open_store(uri).uri == wanted
     assert open_store(wanted).uri == wanted
+
+
+def test_writing_and_deleting_in_the_same_folder_at_once_disturb_nobody(store):
+    store, stop, errors = FileStore(store.folder), threading.Event(), []
+
+    def delete() -> None:
+        while not stop.is_set():
+            store.delete(["a/b/other"])
+
+    def write() -> None:
+        try:
+            for number in range(100):
+                store.put("a/b/other", b"x")
+                store.put_if_absent(f"a/b/{number}", b"y")
+                store.delete([f"a/b/{number}"])
+        except (SamiteError, OSError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=delete), threading.Thread(target=write)]
+    for thread in threads:
+        thread.start()
+    threads[1].join()
+    stop.set()
+    threads[0].join()
+    assert errors == []

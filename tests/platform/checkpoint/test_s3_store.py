@@ -183,3 +183,4 @@ def test_no_secret_is_in_any_error(moto_endpoint):
     with pytest.raises(NotFoundError) as found:
         open_store("s3://nowhere-at-all/run", options).get("k")
     assert "wJalrXUtnFEMI" not in repr(found.value)
+    assert "wJalrXUtnFEMI" not in repr(options) + repr(open_store("s3://b/run", options)._options)

@@ -11,7 +11,7 @@ from samite.checkpoint import Catalog, State, open_store
 from samite.checkpoint.fence import FencedError
 from samite.checkpoint.layout import LATEST, MANIFEST, checkpoint_key
 from samite.checkpoint.store.faulty import Action, Fault, FaultyStore
-from samite.errors import CheckpointDamagedError, ConflictError, NotAllowedError, NotFoundError
+from samite.errors import CheckpointDamagedError, ConflictError, NotAllowedError, NotFoundError, SamiteError
 from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions, RestoreMismatchError, SaveFailedError
 
 torch.set_num_threads(1)
@@ -289,9 +289,10 @@ def test_extra_targets_and_unused_tensors_are_allowed_only_by_name(store):
     assert targets["new.bias"].eq(1).all()
 
 
-def test_extra_must_be_json_and_says_so_at_once(store):
-    with pytest.raises(Exception, match="not JSON serializable"):
-        manager(store).save(1, state(), {"bad": object()})
+@pytest.mark.parametrize(("bad", "said"), [(object(), "not JSON serializable"), (float("nan"), "not JSON compliant"), ({1, 2}, "not JSON")])
+def test_extra_must_be_json_and_says_so_at_once(store, bad, said: str):
+    with pytest.raises(SamiteError, match=said):
+        manager(store).save(1, state(), {"bad": bad})
 
 
 def test_staging_buffers_are_reused_and_not_allocated_again(store):

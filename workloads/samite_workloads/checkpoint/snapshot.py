@@ -52,7 +52,7 @@ def prepare(
             step=step,
             shards=shards,
             plan=write_plan(shards, object_bytes=object_bytes),
-            extra=json.loads(json.dumps(dict(extra or {}))),
+            extra=json.loads(json.dumps(dict(extra or {}), allow_nan=False)),
             names=tuple(sorted(tensors)),
         )
     except (SamiteError, ValueError, TypeError) as error:

@@ -10,6 +10,7 @@ A process that dies leaves temporary files (swept later) and possibly a claim wi
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import time
 import uuid
@@ -28,6 +29,7 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _TEMPORARY = ".tmp-"
 _CLAIM = ".claim-"
 _LOCK = ".lock-"
+_TRIES = 5
 _WRITE_BYTES = 64 * 1024 * 1024
 
 
@@ -178,10 +180,9 @@ class FileStore:
         return True
 
     def _write_temporary(self, path: Path, data: Buffer) -> Path:
-        self._make_folder(path.parent)
         temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:8]}")
         try:
-            with temporary.open("xb", buffering=0) as file:
+            with self._create(temporary) as file:
                 view = memoryview(data).cast("B")
                 done = 0
                 while done < len(view):
@@ -192,6 +193,13 @@ class FileStore:
             temporary.unlink(missing_ok=True)
             raise
         return temporary
+
+    def _create(self, path: Path) -> io.FileIO:
+        for _ in range(_TRIES):
+            self._make_folder(path.parent)
+            with contextlib.suppress(FileNotFoundError):  # a deletion removed the empty folder just now
+                return io.FileIO(path, "xb")
+        raise TemporaryError(f"{path.parent}: keeps disappearing while it is written to")
 
     def _make_folder(self, folder: Path) -> None:
         if folder.is_dir():
@@ -204,12 +212,13 @@ class FileStore:
     def _sync_folder(self, folder: Path) -> None:
         if not self._durable:
             return
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # some network file systems refuse fsync of a folder
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):  # its last object was deleted just now, and the folder with it
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                with contextlib.suppress(OSError):  # some network file systems refuse fsync of a folder
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def _remove_empty_parents(self, path: Path) -> None:
         for folder in path.parents:

@@ -1,6 +1,6 @@
 """From a URI to a store: one canonical form each, misfits refused before anything is written."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,8 +17,8 @@ class StoreOptions:
     endpoint: str = ""
     region: str = ""
     insecure: bool = False
-    access_key: str = ""
-    secret_key: str = ""
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
     connections: int = 8
     timeout_s: float = 30.0
     durable: bool = True

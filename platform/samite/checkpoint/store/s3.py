@@ -8,7 +8,7 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from samite.checkpoint.checksum import Buffer, combine_crc64, crc64, from_header, to_header
@@ -33,8 +33,8 @@ class S3Options:
     region: str = ""
     insecure: bool = False
     """Allow plain http to other machines, and do not check TLS certificates."""
-    access_key: str = ""
-    secret_key: str = ""
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
     """Empty: boto3's own chain (environment, shared files, instance role), which also renews them."""
     connections: int = 8
     timeout_s: float = 30.0
