@@ -50,7 +50,8 @@ class Chart:
     """What one sees, in one sentence; also read out."""
     lines: Sequence[Line]
     marks: Sequence[Mark] = ()
-    number: Callable[[float], str] = figures.significant
+    number: Callable[[float, int], str] = figures.significant
+    """Writes a value with so many significant digits."""
     log: bool = False
     zero: bool = False
     binary: bool = False
@@ -81,7 +82,7 @@ def render(chart: Chart, steps: Scale) -> Markup:
     plot = tag(
         "div",
         _canvas(chart, drawn, steps, scale),
-        *(_y_label(tick, scale, chart.number) for tick in scale.ticks(binary=chart.binary)),
+        *_y_labels(scale.ticks(binary=chart.binary), scale, chart.number),
         *_x_labels(steps),
         class_="plot",
         tabindex="0",
@@ -209,8 +210,11 @@ def _mark_label(mark: Mark, steps: Scale) -> Markup:
     )
 
 
-def _y_label(tick: float, scale: Scale, number: Callable[[float], str]) -> Markup:
-    return tag("span", number(tick), class_="y-label", style=f"--at:{1 - scale(tick):.4f}", aria_hidden="true")
+def _y_labels(ticks: Sequence[float], scale: Scale, number: Callable[[float, int], str]) -> list[Markup]:
+    """With as few digits as say the ticks exactly."""
+    exact = (n for n in range(2, 12) if all(math.isclose(float(figures.significant(tick, n)), tick, rel_tol=1e-6) for tick in ticks))
+    digits = next(exact, 12)
+    return [tag("span", number(tick, digits), class_="y-label", style=f"--at:{1 - scale(tick):.4f}", aria_hidden="true") for tick in ticks]
 
 
 def _x_labels(steps: Scale) -> list[Markup]:
@@ -233,7 +237,7 @@ def _spoken(chart: Chart) -> str:
     for line in chart.lines:
         values = [value for piece in line.pieces if not piece.superseded for value in piece.values if math.isfinite(value)]
         if values:
-            first, last, low, high = (chart.number(value) for value in (values[0], values[-1], min(values), max(values)))
+            first, last, low, high = (chart.number(value, 3) for value in (values[0], values[-1], min(values), max(values)))
             parts.append(f"{line.label}: from {first} to {last}, between {low} and {high}.")
     return " ".join(parts)
 
@@ -249,7 +253,7 @@ def _data(chart: Chart, steps: Scale, scale: Scale) -> dict[str, object]:
                     "label": line.label + (" (trained again later)" if piece.superseded else ""),
                     "color": line.color,
                     "x": [s for s, _ in finite],
-                    "text": [chart.number(v) for _, v in finite],
+                    "text": [chart.number(v, 4) for _, v in finite],
                     "y": [] if chart.stacked else [round(1 - scale(v), 4) for _, v in finite],
                 }
             )

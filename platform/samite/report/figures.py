@@ -9,14 +9,14 @@ UNKNOWN = "-"
 _SUFFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def compact(value: float) -> str:
-    """Three significant digits with a suffix: 1.53 M, 12.8 k, 640."""
+def compact(value: float, digits: int = 3) -> str:
+    """Significant digits with a suffix: 1.53 M, 12.8 k, 640."""
     if not math.isfinite(value):
         return "not finite"
     for size, suffix in _SUFFIXES:
         if abs(value) >= size:
-            return f"{significant(value / size)} {suffix}"
-    return significant(value)
+            return f"{significant(value / size, digits)} {suffix}"
+    return significant(value, digits)
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -50,11 +50,30 @@ def seconds(value: float | None) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
-def size(num_bytes: float) -> str:
+def brief(value: float | None) -> str:
+    """A duration in few characters: 0.1 s, 96 s, 14 min, 3.2 h."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    for limit, unit, name in ((10.0, 1.0, "s"), (120.0, 1.0, "s"), (5400.0, 60.0, "min"), (math.inf, 3600.0, "h")):
+        if value < limit:
+            return f"{value / unit:.{1 if limit == 10.0 or name == 'h' else 0}f} {name}"
+    raise AssertionError
+
+
+def span(value: float, digits: int = 3) -> str:
+    """A duration on an axis or in a tooltip, in one unit: ms below 0.1 s, then s, min, h."""
+    if 0 < abs(value) < 0.1:
+        return f"{significant(1000 * value, digits)} ms"
+    if abs(value) < 120:
+        return f"{significant(value, digits)} s"
+    return f"{significant(value / 60, digits)} min" if abs(value) < 7200 else f"{significant(value / 3600, digits)} h"
+
+
+def size(num_bytes: float, digits: int = 3) -> str:
     """Bytes in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(num_bytes) < 1024 or unit == "TiB":
-            return f"{significant(num_bytes)} {unit}"
+            return f"{significant(num_bytes, digits)} {unit}"
         num_bytes /= 1024
     raise AssertionError
 
@@ -69,9 +88,9 @@ def percent(share: float | None) -> str:
     return UNKNOWN if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
 
 
-def share(value: float) -> str:
+def share(value: float, digits: int = 3) -> str:
     """A share in [0, 1] on an axis: 20 %, 2.5 %."""
-    return f"{significant(100 * value)} %"
+    return f"{significant(100 * value, digits)} %"
 
 
 def clock(time_unix_s: float) -> str:

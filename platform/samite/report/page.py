@@ -132,7 +132,9 @@ def _decay_verdict(run: RunData) -> Markup | None:
     alarms = sum(event.name == "samite.decay.underflow" for event in run.events)
     samples = max(len(curve) for curve in sampled.values())
     if not lost and not alarms:
-        words = f"No decay product was lost in {figures.grouped(samples)} samples of {len(sampled)} layers. "
+        words = (
+            f"No decay product was lost in {figures.grouped(samples)} samples of {len(sampled)} layer{'s' if len(sampled) != 1 else ''}. "
+        )
         words += "Products that flush to zero because they are truly that small do not count."
         return tag("p", tag("span", "healthy", class_="badge good"), " ", words, class_="verdict")
     words = f"{figures.compact(lost)} decay products were lost, and {alarms} alarm{'s' if alarms != 1 else ''} raised: see the events."

@@ -78,7 +78,7 @@ def speed(run: RunData) -> list[Chart]:
             lines=lines,
             marks=marks,
             stacked=True,
-            number=figures.seconds,
+            number=figures.span,
         ),
         Chart(
             key="throughput",
@@ -196,7 +196,7 @@ def _layers(
     metric: str,
     *,
     zero: bool = False,
-    number: Callable[[float], str] = figures.significant,
+    number: Callable[[float, int], str] = figures.significant,
     **fixed: str,
 ) -> Chart:
     found = run.curves.family(metric, "samite.layer.block", **fixed)

@@ -155,13 +155,13 @@ def _name(run: RunData) -> str:
 
 
 def _merged(rows: Sequence[CheckpointRow], events: Sequence[EventRecord]) -> list[CheckpointRow]:
-    """The catalogue knows what exists, the events what there was and how long writing took. What storage no longer holds is `gone` or `pruned`."""
+    """The catalogue knows what exists, the events what there was and how long writing took. What storage no longer holds is `pruned` or `not stored`."""
     told = {row.checkpoint_id: row for row in checkpoints_of_events(events)}
     merged = []
     for row in rows:
         known = told.pop(row.checkpoint_id, None)
         merged.append(replace(row, duration_s=known.duration_s) if known and row.duration_s is None else row)
-    merged += [row if row.state == "pruned" else replace(row, state="gone") for row in told.values()]
+    merged += [row if row.state == "pruned" else replace(row, state="not stored") for row in told.values()]
     return sorted(merged, key=lambda row: (row.step, row.committed_s or 0.0), reverse=True)
 
 

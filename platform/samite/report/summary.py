@@ -31,7 +31,7 @@ def summary_lines(run: RunData) -> list[SummaryLine]:
         SummaryLine(label="Restarts", value=str(restarts) if steps or run.events else figures.UNKNOWN, remark=_failure_classes(run)),
         SummaryLine(
             label="Detect, recover",
-            value=f"{figures.seconds(worst_detect)}, {figures.seconds(worst_total)}" if recoveries else figures.UNKNOWN,
+            value=f"{figures.brief(worst_detect)}, {figures.brief(worst_total)}" if recoveries else figures.UNKNOWN,
             remark="slowest of each; from the fault" if many else "from the fault" if recoveries else "",
         ),
         SummaryLine(

@@ -31,7 +31,7 @@ _WORDS = {
     "first_step": "first step",
     "recompute": "training lost steps again",
     "checkpoint_stall": "waiting for a checkpoint",
-    "hold": "held or suspended",
+    "hold": "on hold",
 }
 
 

@@ -35,7 +35,7 @@ def test_a_copied_run_folder_is_enough_and_the_output_may_lie_anywhere(app: type
     target = tmp_path / "[v1] ü" / "out.html"
     result = CliRunner().invoke(app, [f"{whole_run}/", "-o", str(target)], catch_exceptions=False)
     assert result.stdout.strip() == str(target)
-    assert "gone" in target.read_text()
+    assert "not stored" in target.read_text()
 
 
 def test_a_dash_writes_the_page_to_stdout(app: typer.Typer, whole_run: Path):

@@ -2,11 +2,14 @@
 
 import itertools
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from samite.report import figures, summary_lines
+from samite.report.chart import Chart, Line, render
 from samite.report.curves import Curves, Piece, collect, spread, thin, together
 from samite.report.run_data import read_run
 from samite.report.scale import Scale, scale_for
@@ -164,6 +167,29 @@ def test_significant_digits(value: float, text: str):
 )
 def test_durations(value: float | None, text: str):
     assert figures.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0.12, "0.1 s"), (18.4, "18 s"), (96.2, "96 s"), (840, "14 min"), (11_520, "3.2 h")]
+)
+def test_brief_durations(value: float | None, text: str):
+    assert figures.brief(value) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "number", "labels"),
+    [
+        ([2.0575, 2.0601, 2.0649], figures.significant, ["2.058", "2.06", "2.062", "2.064"]),
+        ([0.0, 1.0], figures.span, ["0 s", "0.25 s", "0.5 s", "0.75 s", "1 s"]),
+        ([0.0, 1.2], figures.span, ["0 s", "0.5 s", "1 s"]),
+        ([0.0, 0.9], figures.share, ["0 %", "20 %", "40 %", "60 %", "80 %"]),
+        ([0.0, 30_500.0], figures.compact, ["0", "10 k", "20 k", "30 k"]),
+    ],
+)
+def test_labels_of_an_axis_say_their_ticks_exactly(values: list[float], number: Callable[[float, int], str], labels: list[str]):
+    line = Line(label="x", pieces=[Piece([1, 2, 3][: len(values)], values)], color=1)
+    page = render(Chart(key="k", title="t", note="n", lines=[line], number=number, zero=min(values) == 0), Scale(1, 3))
+    assert re.findall(r'class="y-label"[^>]*>([^<]*)<', page) == labels
 
 
 def test_time_is_split_into_states_without_gap_or_overlap(whole_run: Path):
