@@ -29,7 +29,7 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _TEMPORARY = ".tmp-"
 _CLAIM = ".claim-"
 _LOCK = ".lock-"
-_TRIES = 5
+_TRIES = 100
 _WRITE_BYTES = 64 * 1024 * 1024
 
 
@@ -195,10 +195,11 @@ class FileStore:
         return temporary
 
     def _create(self, path: Path) -> io.FileIO:
-        for _ in range(_TRIES):
-            self._make_folder(path.parent)
+        for number in range(_TRIES):
             with contextlib.suppress(FileNotFoundError):  # a deletion removed the empty folder just now
+                self._make_folder(path.parent)
                 return io.FileIO(path, "xb")
+            time.sleep(number * 0.0001)
         raise TemporaryError(f"{path.parent}: keeps disappearing while it is written to")
 
     def _make_folder(self, folder: Path) -> None:
