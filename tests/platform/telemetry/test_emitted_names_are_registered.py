@@ -20,7 +20,7 @@ def emissions(path: Path) -> Iterator[tuple[str, str, list[str]]]:
             continue
         name = node.args[0].value
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        kind = {"emit": "event", "event": "event", "record": "metric", "Point": "metric"}.get(called)
+        kind = {"emit": "event", "event": "event", "_tell": "event", "record": "metric", "Point": "metric"}.get(called)
         if kind and isinstance(name, str) and name.startswith("samite."):
             yield kind, name, [keyword.arg for keyword in node.keywords if keyword.arg and keyword.arg not in OPTIONS]
 

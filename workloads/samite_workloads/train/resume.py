@@ -29,6 +29,8 @@ def restore_or_begin(attempt: AttemptSpec, plan: TrainPlan, learner: Learner, sa
         return TrainState(stage_index=plan.stage.index, stage_name=plan.stage.name)
     state = TrainState.from_json(restored.extra["state"])
     if session.is_first:
+        for passed, reason in restored.walked_past:
+            session.telemetry.event("samite.checkpoint.quarantined", checkpoint_id=passed, reason=reason)
         session.telemetry.event(
             "samite.checkpoint.restored",
             checkpoint_id=restored.checkpoint_id,

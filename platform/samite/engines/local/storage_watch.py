@@ -13,7 +13,7 @@ from typing import Any
 
 from samite.checkpoint import Catalog, Entry, Level, State, Store
 from samite.checkpoint.handover import commit_document, committed_handovers
-from samite.checkpoint.retention import KeepPolicy, carry_out, plan_for
+from samite.checkpoint.retention import KeepPolicy, Verdict, carry_out, plan_for
 from samite.checkpoint.store.probe import probe
 from samite.errors import SamiteError
 from samite.lifecycle import CheckpointObserved, CheckpointsObserved, CommitHandover, HandoverFound, QuarantineCheckpoints, StorageObserved
@@ -38,7 +38,17 @@ class _Answer:
 class StorageWatch:
     """Lists, probes, verifies and commits in a thread of its own. Every request may be made any number of times."""
 
-    def __init__(self, store: Store, *, keep: KeepPolicy, period_s: float = 2.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        keep: KeepPolicy,
+        tell: Callable[..., object] = lambda *_, **__: None,
+        period_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`tell` is called with an event's name and attributes, from the thread."""
+        self._tell = tell
         self._catalog = Catalog(store)
         self._keep = keep
         self._period_s = period_s
@@ -146,7 +156,7 @@ class StorageWatch:
         newest = usable[-1].checkpoint_id if usable else ""
         if newest != self._newest:
             self._newest = newest
-            carry_out(self._catalog, plan_for(self._catalog, self._keep))
+            carry_out(self._catalog, plan_for(self._catalog, self._keep), progress=self._tell_pruned)
 
     def _probe(self, probe_id: str) -> None:
         report = probe(self._catalog.store)
@@ -159,8 +169,21 @@ class StorageWatch:
 
     def _verify(self, checkpoint_id: str) -> None:
         report = self._catalog.verify(checkpoint_id, Level.FULL)
-        if not report.ok:
-            self._catalog.quarantine(checkpoint_id, report.summary)
+        entry = self._catalog.entry(checkpoint_id)
+        if report.ok:
+            self._tell("samite.checkpoint.verified", checkpoint_id=checkpoint_id, step_index=entry.step, checkpoint_level=Level.FULL)
+            return
+        self._tell("samite.checkpoint.verify.failed", checkpoint_id=checkpoint_id, step_index=entry.step, reason=report.summary)
+        self._set_aside(entry, report.summary)
+
+    def _set_aside(self, entry: Entry, reason: str) -> None:
+        self._catalog.quarantine(entry.checkpoint_id, reason)
+        self._tell("samite.checkpoint.quarantined", checkpoint_id=entry.checkpoint_id, step_index=entry.step, reason=reason)
+
+    def _tell_pruned(self, verdict: Verdict) -> None:
+        self._tell(
+            "samite.checkpoint.pruned", checkpoint_id=verdict.entry.checkpoint_id, step_index=verdict.entry.step, reason=verdict.reason
+        )
 
     def _commit(self, action: CommitHandover) -> None:
         commit_document(self._catalog.store, action.stage_name, action.document)
@@ -168,7 +191,7 @@ class StorageWatch:
     def _quarantine(self, action: QuarantineCheckpoints) -> None:
         for entry in self._catalog.list():
             if entry.usable and stage_of(entry) == action.stage_index and entry.epoch <= action.attempts_up_to:
-                self._catalog.quarantine(entry.checkpoint_id, action.reason)
+                self._set_aside(entry, action.reason)
 
 
 def observed(entry: Entry) -> CheckpointObserved:

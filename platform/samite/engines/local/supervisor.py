@@ -56,7 +56,15 @@ class Supervisor:
             gpus_per_node=max(stage.gpus_per_worker for stage in spec.stages),
             extra_environment=host_environment(self._run),
         )
-        self._storage = StorageWatch(store, keep=keep)
+        self._telemetry = setup_telemetry(
+            service="samite-supervisor",
+            run=self._run.name,
+            uid=self._uid,
+            metrics_path=folder.path / "metrics" / "supervisor.jsonl",
+            events_path=folder.events_file,
+            otlp_endpoint=spec.telemetry.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
+        )
+        self._storage = StorageWatch(store, keep=keep, tell=self._telemetry.event)
         self._ray = RayWatch(self._nodes)
         self._observer = Observer(folder, self._nodes, self._ray, self._storage)
         self._applier = Applier(
@@ -67,14 +75,6 @@ class Supervisor:
             run=record["run"],
             run_uid=self._uid,
             checkpoint_uri=checkpoint_uri(self._run, folder),
-        )
-        self._telemetry = setup_telemetry(
-            service="samite-supervisor",
-            run=self._run.name,
-            uid=self._uid,
-            metrics_path=folder.path / "metrics" / "supervisor.jsonl",
-            events_path=folder.events_file,
-            otlp_endpoint=spec.telemetry.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
         )
         self._status: Status | None = None
         self._sent_at_s = -signals.PERIOD_S
