@@ -272,6 +272,8 @@ class Memory:
     pause: Pause | None = None
     decay_acknowledged_stage: int = -1
     """A person let this stage go on although its decay underflows."""
+    decay_paused_step: int = -1
+    """Step of the event that paused the run last: the same event pauses once, however long it is observed."""
     preempted: tuple[tuple[str, float], ...] = ()
     """(node, when its preemption notice was first seen), newest last."""
     attempt_ended_at_s: float = 0.0

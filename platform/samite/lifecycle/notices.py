@@ -33,9 +33,11 @@ def pause_on_decay(turn: Turn) -> None:
     """Decay that loses products cannot be repaired by a restart: stop at the next checkpoint and ask a person."""
     decay, live = turn.observed.decay, live_of(turn)
     accepted = turn.memory.decay_acknowledged_stage == turn.memory.stage_index
-    if decay is not None and turn.plan.detection.decay_pauses and not accepted and turn.memory.pause is None:
+    news = decay is not None and decay.step != turn.memory.decay_paused_step
+    if decay is not None and news and turn.plan.detection.decay_pauses and not accepted and turn.memory.pause is None:
         where = f" in {decay.layer}" if decay.layer else ""
         turn.remember(
+            decay_paused_step=decay.step,
             pause=Pause(
                 reason="DecayUnderflow",
                 message=(
@@ -44,7 +46,7 @@ def pause_on_decay(turn: Turn) -> None:
                 ),
                 request_id=f"decay-s{turn.memory.stage_index:02d}",
                 since_watched_s=turn.watched_s,
-            )
+            ),
         )
     pause = turn.memory.pause
     if pause is not None and turn.ranks.current:

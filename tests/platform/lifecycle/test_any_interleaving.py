@@ -186,6 +186,6 @@ class AnyInterleaving(RuleBasedStateMachine):
 
 
 AnyInterleaving.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_any_interleaving_of_faults_keeps_every_promise_and_converges = AnyInterleaving.TestCase

@@ -214,6 +214,20 @@ def test_drill_17_decay_that_loses_products_pauses_at_a_checkpoint_and_does_not_
         if engine.memory.stage_index == 1:
             break
     assert engine.memory.stage_index == 1  # accepted for the rest of the first stage
+    for _ in range(100):
+        engine.world.tick()
+        engine.turn(replace(engine.look(), decay=decay))
+    assert engine.memory.phase is Phase.SUCCEEDED  # and the same old event does not pause the second
+
+
+def test_decay_that_loses_products_again_in_the_next_stage_pauses_again():
+    engine = running()
+    engine.memory = replace(engine.memory, decay_acknowledged_stage=0, decay_paused_step=9)
+    engine.run_until(Phase.HANDING_OVER)
+    for _ in range(60):
+        engine.world.tick()
+        decision = engine.turn(replace(engine.look(), decay=DecayUnderflow(step=23, lossy_flushes=1, limit=0)))
+    assert (decision.status.phase, decision.status.reason) == (Phase.HELD, "DecayUnderflow")
 
 
 def test_decay_in_observe_mode_does_nothing():
