@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,7 @@ def test_writing_and_deleting_in_the_same_folder_at_once_disturb_nobody(store):
     def delete() -> None:
         while not stop.is_set():
             store.delete(["a/b/other"])
+            time.sleep(0.0005)
 
     def write() -> None:
         try:
