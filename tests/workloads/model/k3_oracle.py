@@ -125,7 +125,7 @@ def vision(patches, grids, w, *, heads, theta=1e4, eps=1e-5):
     """patches [P, 3 * patch * patch]; image by image. Returns the decoder's rows [P / 4, D]."""
     p = "vision_tower."
     blocks = len({name.split(".")[3] for name in w if name.startswith(p + "encoder.blocks.")})
-    table = w[p + "pos_emb.weight"]
+    table = w[p + "patch_embed.pos_emb.weight"]
     outputs, start = [], 0
     for rows, columns in grids:
         image = patches[start : start + rows * columns]

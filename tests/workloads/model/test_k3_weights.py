@@ -108,7 +108,7 @@ ONCE = {
     "language_model.model.output_attn_res_norm.weight": (7168,),
     "language_model.model.output_attn_res_proj.weight": (1, 7168),
     "vision_tower.patch_embed.proj.weight": (1024, 3, 14, 14),
-    "vision_tower.pos_emb.weight": (64, 64, 1024),
+    "vision_tower.patch_embed.pos_emb.weight": (64, 64, 1024),
     "vision_tower.encoder.final_layernorm.weight": (1024,),
     "mm_projector.proj.0.weight": (4096, 4096),
     "mm_projector.proj.2.weight": (7168, 4096),

@@ -2,7 +2,7 @@
 
 Rules (K3 report; AttnRes paper; the released code where the papers are silent): linear weights and embeddings N(0, 0.02), norms one, A_log zero,
 readers of the block residuals zero (a plain mean at the start), router bias zero, dt_bias such that softplus would give steps log-uniform in
-[0.001, 0.1], convolutions as torch's own, vision and projector truncated normal with variance 2 / fan-in.
+[0.001, 0.1], convolutions as torch's own, vision and projector truncated normal with variance 2 / fan-in, vision positions N(0, 1).
 """
 
 import hashlib
@@ -53,7 +53,9 @@ def initial_value(weight: Weight, config: ModelConfig, seed: int) -> Tensor:
     if leaf.endswith("conv1d"):
         bound = 1.0 / math.sqrt(shape[-1])
         return value.uniform_(-bound, bound, generator=generator)
-    if leaf != "pos_emb" and weight.k3_name.startswith(("vision_tower.", "mm_projector.")):
+    if leaf == "pos_emb":
+        return value.normal_(0.0, 1.0, generator=generator)
+    if weight.k3_name.startswith(("vision_tower.", "mm_projector.")):
         std = math.sqrt(2.0 / value[0].numel())
         return torch.nn.init.trunc_normal_(value, std=std, a=-2.0 * std, b=2.0 * std, generator=generator)
     return value.normal_(0.0, config.initializer_range, generator=generator)

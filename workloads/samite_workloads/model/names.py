@@ -136,7 +136,7 @@ def _vision(config: ModelConfig) -> Iterator[Weight]:
     attention, mlp, merged = config.vision_num_heads * config.vision_head_dim, config.vision_mlp_size, width * MERGE**2
     tower: dict[str, tuple[str, tuple[int, ...]]] = {
         "patch_embed.proj.weight": ("patch_embed", (width, 3, patch, patch)),
-        "pos_emb.weight": ("pos_emb", (side, side, width)),
+        "patch_embed.pos_emb.weight": ("pos_emb", (side, side, width)),
         "encoder.final_layernorm.weight": ("final_layernorm.weight", (width,)),
     }
     for block in range(config.vision_num_layers):
