@@ -195,20 +195,19 @@ class FileStore:
         return temporary
 
     def _create(self, path: Path) -> io.FileIO:
-        for number in range(_TRIES):
-            with contextlib.suppress(FileNotFoundError):  # a deletion removed the empty folder just now
-                self._make_folder(path.parent)
-                return io.FileIO(path, "xb")
-            time.sleep(number * 0.0001)
+        """Open a new file; its folder is made if needed, and made again if a deletion removes it while it is still empty."""
+        for _ in range(_TRIES):
+            made = not path.parent.is_dir()
+            with contextlib.suppress(FileNotFoundError):
+                if made:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                file = io.FileIO(path, "xb")
+                for folder in path.parent.parents if made else ():
+                    self._sync_folder(folder)
+                    if folder == self.folder.parent:
+                        break
+                return file
         raise TemporaryError(f"{path.parent}: keeps disappearing while it is written to")
-
-    def _make_folder(self, folder: Path) -> None:
-        if folder.is_dir():
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        while folder != self.folder.parent:
-            self._sync_folder(folder.parent)
-            folder = folder.parent
 
     def _sync_folder(self, folder: Path) -> None:
         if not self._durable:
