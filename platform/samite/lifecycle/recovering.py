@@ -30,11 +30,19 @@ def recovering(turn: Turn) -> None:
     live = turn.memory.live
     if live is not None and live.submission_id != recovery.old_submission:
         _watch_new(turn)
-    elif live is not None and recovery.level is Level.L1_WORKER_GROUP and recovery.outcome == "Restart":
+        return
+    if live is not None and recovery.level is Level.L1_WORKER_GROUP and recovery.outcome == "Restart":
         _in_place(turn)
     elif live is not None:
         end_old(turn)
-    elif recovery.outcome == "Restart":
+    if turn.memory.phase is Phase.RECOVERING and turn.memory.live is None:
+        _go_on(turn)
+
+
+def _go_on(turn: Turn) -> None:
+    """The old submission has ended."""
+    recovery = recovery_of(turn)
+    if recovery.outcome == "Restart":
         _prepare(turn)
     else:
         _give_up(turn, recovery.outcome, recovery.reason, recovery.message)

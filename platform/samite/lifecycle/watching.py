@@ -10,7 +10,7 @@ from samite.lifecycle.facts import orphans, submission_ended
 from samite.lifecycle.judge import judge, record_of
 from samite.lifecycle.notices import heed_notices, pause_on_decay
 from samite.lifecycle.observed import ENDED, JobStatus
-from samite.lifecycle.phases import Phase
+from samite.lifecycle.phases import FailureClass, Phase
 from samite.lifecycle.ranks import LOADED, STEPPING
 from samite.lifecycle.respond import end_attempt, respond
 from samite.lifecycle.stragglers import report_stragglers
@@ -150,6 +150,10 @@ def _restarted_unseen(turn: Turn) -> bool:
         for item in reports[:1]
     ]  # fmt: skip
     cause = classify(reports=reports, log_tail=turn.live_seen.log_tail, policy=turn.plan.restart)
+    if cause.error_type == "Unexplained":
+        cause = replace(
+            cause, failure_class=FailureClass.INFRA, error_type="WorkerLost", message="Ray restarted the worker group; no rank said why"
+        )
     record = record_of(turn, cause, (*told, grown))
     begin_incarnation(turn, ranks.incarnation)
     record = replace(record, incarnation=ranks.incarnation - 1, detect_s=0.0)
