@@ -38,7 +38,6 @@ struct Copies {
 };
 constexpr int kChainStages = 3;
 constexpr int kOutputStages = 2;
-constexpr int kPrefetch = 8;  // chunks fetched into L2 ahead of their use
 constexpr uint32_t kChainBytes = 2 * kTokenImageBytes + kHalfImageBytes + kDecayBytes;
 constexpr uint32_t kOutputBytes = kTokenImageBytes + kSquareImageBytes;
 static_assert(sizeof(ChainStage) % 1024 == 0 && sizeof(OutputStage) % 1024 == 0 && sizeof(Copies) % 1024 == 0);
@@ -57,23 +56,9 @@ __device__ __forceinline__ uint32_t output_empty(ScanShared& shared, int slot) {
 __device__ __forceinline__ uint32_t copies_full(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[4 + slot]); }
 __device__ __forceinline__ uint32_t copies_empty(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[6 + slot]); }
 
-// Brings a chunk's factors into L2. The two halves of V read the same ones but for U: each fetches its share.
-__device__ __forceinline__ void prefetch_chunk(const ScanArguments& arguments, int64_t tile, int half) {
-    if (half == 0) {
-        ptx::bulk_prefetch(arguments.minus_w + tile * kTokenImageBytes, kTokenImageBytes);
-        ptx::bulk_prefetch(arguments.k_kept + tile * kTokenImageBytes, kTokenImageBytes);
-    } else {
-        ptx::bulk_prefetch(arguments.q_grown + tile * kTokenImageBytes, kTokenImageBytes);
-        ptx::bulk_prefetch(arguments.scores + tile * kSquareImageBytes, kSquareImageBytes);
-        ptx::bulk_prefetch(arguments.u_transposed + tile * kTokenImageBytes, kTokenImageBytes);
-    }
-}
-
 __device__ __forceinline__ void load_chunks(ScanShared& shared, const ScanArguments& arguments, int64_t first_tile, int num_chunks, int half) {
-    for (int n = 0; n < min(num_chunks, kPrefetch); ++n) prefetch_chunk(arguments, first_tile + static_cast<int64_t>(n) * arguments.num_heads, half);
     for (int n = 0; n < num_chunks; ++n) {
         const int64_t tile = first_tile + static_cast<int64_t>(n) * arguments.num_heads;
-        if (n + kPrefetch < num_chunks) prefetch_chunk(arguments, tile + static_cast<int64_t>(kPrefetch) * arguments.num_heads, half);
         ChainStage& stage = shared.chain[n % kChainStages];
         uint32_t full = ptx::shared_address(&stage.full);
         ptx::barrier_wait(ptx::shared_address(&stage.empty), ((n / kChainStages) & 1) ^ 1);
@@ -170,11 +155,33 @@ __device__ __forceinline__ void run_chain(ScanShared& shared, const ScanArgument
     }
 }
 
+// One chunk's outputs of this warp, 16 values of 64 tokens as packed accumulators, through its own corner of shared memory.
+__device__ __forceinline__ void write_chunk(unsigned char* warp_o, const uint32_t (&packed)[16], __nv_bfloat16* o, int64_t row_stride, int rows) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int t = 0; t < 8; t += 2) {
+        const int i = 8 * (t + (lane >> 4)) + (lane & 7), piece = (lane >> 3) & 1;
+        ptx::store_matrix_x4_transposed(ptx::shared_address(warp_o) + i * 32 + ((piece ^ ((i >> 2) & 1)) << 4), packed[2 * t],
+                                        packed[2 * t + 1], packed[2 * t + 2], packed[2 * t + 3]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int it = 0; it < 4; ++it) {
+        const int i = it * 16 + (lane >> 1), piece = lane & 1;
+        const uint4 values = *reinterpret_cast<const uint4*>(warp_o + i * 32 + ((piece ^ ((i >> 2) & 1)) << 4));
+        if (i < rows) *reinterpret_cast<uint4*>(o + i * row_stride + piece * 8) = values;
+    }
+    __syncwarp();
+}
+
 template <bool Save>
 __device__ __forceinline__ void write_outputs(ScanShared& shared, const ScanArguments& arguments, int first_chunk, int num_chunks, int head,
                                               int half) {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-    unsigned char* warp_o = shared.o[warp];
+    const int64_t row_stride = static_cast<int64_t>(arguments.num_heads) * kDim;
+    __nv_bfloat16* heads_o = arguments.o + static_cast<int64_t>(head) * kDim + half * kHalf + warp * 16;
+    uint32_t packed[16];
+    Chunk before{};
     for (int n = 0; n < num_chunks; ++n) {
         const OutputStage& stage = shared.output[n % kOutputStages];
         const Copies& copies = shared.copies[n & 1];
@@ -202,30 +209,19 @@ __device__ __forceinline__ void write_outputs(ScanShared& shared, const ScanArgu
                                ptx::shared_address(copies.v_new) + warp * 2048, 2048);
             ptx::bulk_store_commit();
         }
+        // The outputs of the chunk before, while these are in flight. Packed: accumulators must not be touched now.
+        write_chunk(shared.o[warp], packed, heads_o + before.first_token * row_stride, row_stride, before.rows);
+        if (Save) ptx::bulk_store_wait_read<0>();
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(out);
-        ptx::barrier_arrive(output_empty(shared, n % kOutputStages));
-#pragma unroll
-        for (int t = 0; t < 8; t += 2) {
-            const int i = 8 * (t + (lane >> 4)) + (lane & 7), piece = (lane >> 3) & 1;
-            ptx::store_matrix_x4_transposed(ptx::shared_address(warp_o) + i * 32 + ((piece ^ ((i >> 2) & 1)) << 4),
-                                            ptx::pack_bf16(out[4 * t], out[4 * t + 1]), ptx::pack_bf16(out[4 * t + 2], out[4 * t + 3]),
-                                            ptx::pack_bf16(out[4 * t + 4], out[4 * t + 5]), ptx::pack_bf16(out[4 * t + 6], out[4 * t + 7]));
-        }
-        __syncwarp();
-#pragma unroll
-        for (int it = 0; it < 4; ++it) {
-            const int i = it * 16 + (lane >> 1), piece = lane & 1;
-            const uint4 values = *reinterpret_cast<const uint4*>(warp_o + i * 32 + ((piece ^ ((i >> 2) & 1)) << 4));
-            if (i < chunk.rows) {
-                const int64_t at = (static_cast<int64_t>(chunk.first_token + i) * arguments.num_heads + head) * kDim;
-                *reinterpret_cast<uint4*>(arguments.o + at + half * kHalf + warp * 16 + piece * 8) = values;
-            }
-        }
-        if (Save) ptx::bulk_store_wait_read<0>();
         __syncwarp();
         ptx::barrier_arrive(copies_empty(shared, n & 1));
+        ptx::barrier_arrive(output_empty(shared, n % kOutputStages));
+#pragma unroll
+        for (int i = 0; i < 16; ++i) packed[i] = ptx::pack_bf16(out[2 * i], out[2 * i + 1]);
+        before = chunk;
     }
+    write_chunk(shared.o[warp], packed, heads_o + before.first_token * row_stride, row_stride, before.rows);
 }
 
 template <bool Save>

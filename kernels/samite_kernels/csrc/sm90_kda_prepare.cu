@@ -16,8 +16,7 @@
 namespace kda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kRows = kChunk * (kDim / 2) / kThreads;  // rows per thread of the elementwise pass
+constexpr int kThreads = 256;
 constexpr int kInversePitch = 72;            // halves per row: 144 bytes keep ldmatrix free of conflicts
 constexpr int kDiagonalPitch = kTile * kTile + 4;
 
@@ -30,7 +29,7 @@ struct PrepareShared {
     unsigned char scores[kSquareImageBytes];
     __half a_off[kChunk * kInversePitch];    // A_kk below the diagonal tiles
     float a_diagonal[kNumTiles * kDiagonalPitch];
-    float totals[kChunk / kRows][kDim];      // log2-decay over each group of rows
+    float tile_total[kNumTiles][kDim];
     uint32_t between[6][2][kDim / 2];        // 2^(R_I - R_J) as two packed bfloat16 factors per channel pair
     float q_norm[kChunk];
     float k_norm[kChunk];
@@ -39,24 +38,24 @@ struct PrepareShared {
 static_assert(sizeof(PrepareShared) <= 113 * 1024, "two blocks per multiprocessor");
 static_assert(kChunk * kInversePitch * 2 <= kTokenImageBytes, "the inverse replaces an operand");
 
-// Turns the raw tile into operands, in place. A thread owns two channels of eight rows.
+// Turns the raw tile into operands, in place. A thread owns two channels of one 16-row tile.
 __device__ __forceinline__ void scale_by_decay(PrepareShared& shared, const PrepareArguments& arguments, const Chunk& chunk, int head,
                                                int64_t tile) {
-    const int pair = threadIdx.x & 63, row_group = threadIdx.x >> 6, row_tile = row_group * kRows / kTile;
+    const int pair = threadIdx.x & 63, row_tile = threadIdx.x >> 6;
     const Gate gate(arguments.a_log, arguments.dt_bias, arguments.lower_bound, head, pair);
-    float fall[kRows][2];
-    decay_within<kRows>(shared.g, gate, chunk.rows, row_group, pair, fall, shared.totals);
+    float fall[kTile][2];
+    decay_within<kTile>(shared.g, gate, chunk.rows, row_tile, pair, fall, shared.tile_total);
     __syncthreads();
-    const PairAnchors<kRows> at_tile(shared.totals, row_group, pair);
+    const PairAnchors<kTile> at_tile(shared.tile_total, row_tile, pair);
     float grow[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         grow[c] = ptx::exp2_fast(at_tile.own[c]);
-        if (row_group == 0) arguments.keep[tile * kDim + pair * 2 + c] = ptx::exp2_fast(at_tile.total[c]);
+        if (row_tile == 0) arguments.keep[tile * kDim + pair * 2 + c] = ptx::exp2_fast(at_tile.total[c]);
     }
 #pragma unroll
     for (int t = 0; t < kNumTiles - 1; ++t) {
-        if (t < row_tile && row_group % (kTile / kRows) == 0) {
+        if (t < row_tile) {
             uint32_t factors[2] = {0, 0};
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
@@ -72,8 +71,8 @@ __device__ __forceinline__ void scale_by_decay(PrepareShared& shared, const Prep
     unsigned char* q_grown = arguments.q_grown + tile * kTokenImageBytes;
     unsigned char* k_kept = arguments.k_kept + tile * kTokenImageBytes;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-        const int row = row_group * kRows + r;
+    for (int r = 0; r < kTile; ++r) {
+        const int row = row_tile * kTile + r;
         const uint32_t at = element_offset(row, pair * 2);
         const uint32_t q_raw = *reinterpret_cast<const uint32_t*>(shared.q + at);
         const uint32_t k_raw = *reinterpret_cast<const uint32_t*>(shared.k + at);
@@ -98,19 +97,18 @@ __device__ __forceinline__ void scale_by_decay(PrepareShared& shared, const Prep
     }
 }
 
-// The ten lower 16 x 16 tiles of both score matrices, in forty units of 8 columns of one matrix over the warps.
+// The ten lower 16 x 16 tiles of both score matrices, in twenty units of 8 columns over the 8 warps.
 __device__ __forceinline__ void score_tiles(PrepareShared& shared) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const uint32_t q_rows = ptx::shared_address(shared.q), k_rows = ptx::shared_address(shared.k);
     const uint32_t k_columns = ptx::shared_address(shared.g);
-    for (int unit = warp; unit < 40; unit += kThreads / 32) {
-        const int index = unit >> 2, column_half = unit & 1;
-        const bool of_keys = unit & 2;
+    for (int unit = warp; unit < 20; unit += kThreads / 32) {
+        const int index = unit >> 1, column_half = unit & 1;
         const int row_tile = index < 1 ? 0 : index < 3 ? 1 : index < 6 ? 2 : 3;
         const int column_tile = index - row_tile * (row_tile + 1) / 2;
         const bool diagonal = row_tile == column_tile;
         const int between = row_tile * (row_tile - 1) / 2 + column_tile;
-        const uint32_t rows = ptx::shared_address(of_keys ? shared.k : shared.q);
-        float sum[4] = {0.f, 0.f, 0.f, 0.f};
+        float kk[4] = {0.f, 0.f, 0.f, 0.f}, qk[4] = {0.f, 0.f, 0.f, 0.f};
         const int a_row = row_tile * kTile + (lane & 15);
         const int b_row = column_tile * kTile + column_half * 8 + (lane & 7);
 #pragma unroll
@@ -127,31 +125,33 @@ __device__ __forceinline__ void score_tiles(PrepareShared& shared) {
             }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const uint32_t at = element_offset(a_row, two_steps * 32 + half * 16 + (lane >> 4) * 8);
                 uint32_t a[4];
-                ptx::load_matrix_x4(a, rows + element_offset(a_row, two_steps * 32 + half * 16 + (lane >> 4) * 8));
-                ptx::mma_bf16(sum, a, b[half * 2], b[half * 2 + 1]);
+                ptx::load_matrix_x4(a, k_rows + at);
+                ptx::mma_bf16(kk, a, b[half * 2], b[half * 2 + 1]);
+                ptx::load_matrix_x4(a, q_rows + at);
+                ptx::mma_bf16(qk, a, b[half * 2], b[half * 2 + 1]);
             }
         }
-        const int column = column_half * 8 + (lane & 3) * 2, chunk_column = column_tile * kTile + column;
+        const int column = column_half * 8 + (lane & 3) * 2;
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {
-            const int row = (lane >> 2) + upper * 8, chunk_row = row_tile * kTile + row;
-            float x = sum[upper * 2], y = sum[upper * 2 + 1];
-            if (of_keys) {
-                const float beta = shared.beta[chunk_row];
-                x = !diagonal || row > column ? x * beta : 0.f;
-                y = !diagonal || row > column + 1 ? y * beta : 0.f;
-                if (diagonal) {
-                    *reinterpret_cast<float2*>(&shared.a_diagonal[row_tile * kDiagonalPitch + row * kTile + column]) = make_float2(x, y);
-                } else {
-                    *reinterpret_cast<uint32_t*>(&shared.a_off[chunk_row * kInversePitch + chunk_column]) = ptx::pack_half(x, y);
-                }
+            const int row = (lane >> 2) + upper * 8;
+            const float beta = shared.beta[row_tile * kTile + row];
+            float a0 = kk[upper * 2] * beta, a1 = kk[upper * 2 + 1] * beta, s0 = qk[upper * 2], s1 = qk[upper * 2 + 1];
+            if (diagonal) {
+                a0 = row > column ? a0 : 0.f;
+                a1 = row > column + 1 ? a1 : 0.f;
+                s0 = row >= column ? s0 : 0.f;
+                s1 = row >= column + 1 ? s1 : 0.f;
+                *reinterpret_cast<float2*>(&shared.a_diagonal[row_tile * kDiagonalPitch + row * kTile + column]) = make_float2(a0, a1);
             } else {
-                x = !diagonal || row >= column ? x : 0.f;
-                y = !diagonal || row >= column + 1 ? y : 0.f;
-                *reinterpret_cast<uint32_t*>(shared.scores + piece_offset(chunk_row, chunk_column >> 3) + (column & 7) * 2) =
-                    ptx::pack_bf16(x, y);
+                *reinterpret_cast<uint32_t*>(
+                    &shared.a_off[(row_tile * kTile + row) * kInversePitch + column_tile * kTile + column]) = ptx::pack_half(a0, a1);
             }
+            const int global_column = column_tile * kTile + column;
+            *reinterpret_cast<uint32_t*>(shared.scores + piece_offset(row_tile * kTile + row, global_column >> 3) +
+                                         (global_column & 7) * 2) = ptx::pack_bf16(s0, s1);
         }
     }
 }
@@ -220,19 +220,23 @@ __device__ __forceinline__ void join_strip(const PrepareShared& shared, __half* 
 // The inverse (times beta of its column) as a bfloat16 operand; `plain` receives it without beta.
 __device__ __forceinline__ void inverse_to_operand(const PrepareShared& shared, const __half* inverse, unsigned char* with_beta,
                                                    unsigned char* plain) {
-    const int row = threadIdx.x >> 3, column = (threadIdx.x & 7) * 8;
-    const uint4 halves = *reinterpret_cast<const uint4*>(&inverse[row * kInversePitch + column]);
-    const uint32_t words[4] = {halves.x, halves.y, halves.z, halves.w};
-    uint32_t scaled[4], unscaled[4];
+    const int row = threadIdx.x >> 2, first = (threadIdx.x & 3) * 16;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-        scaled[i] = ptx::pack_bf16(x.x * shared.beta[column + 2 * i], x.y * shared.beta[column + 2 * i + 1]);
-        unscaled[i] = ptx::pack_bf16(x.x, x.y);
+    for (int p = 0; p < 2; ++p) {
+        const int column = first + p * 8;
+        const uint4 halves = *reinterpret_cast<const uint4*>(&inverse[row * kInversePitch + column]);
+        const uint32_t words[4] = {halves.x, halves.y, halves.z, halves.w};
+        uint32_t scaled[4], unscaled[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+            scaled[i] = ptx::pack_bf16(x.x * shared.beta[column + 2 * i], x.y * shared.beta[column + 2 * i + 1]);
+            unscaled[i] = ptx::pack_bf16(x.x, x.y);
+        }
+        const uint32_t at = piece_offset(row, column >> 3);
+        *reinterpret_cast<uint4*>(with_beta + at) = make_uint4(scaled[0], scaled[1], scaled[2], scaled[3]);
+        if (plain) *reinterpret_cast<uint4*>(plain + at) = make_uint4(unscaled[0], unscaled[1], unscaled[2], unscaled[3]);
     }
-    const uint32_t at = piece_offset(row, column >> 3);
-    *reinterpret_cast<uint4*>(with_beta + at) = make_uint4(scaled[0], scaled[1], scaled[2], scaled[3]);
-    if (plain) *reinterpret_cast<uint4*>(plain + at) = make_uint4(unscaled[0], unscaled[1], unscaled[2], unscaled[3]);
 }
 
 template <bool Backward>
@@ -247,13 +251,14 @@ __global__ void __launch_bounds__(kThreads, 2) prepare(const __grid_constant__ P
     load_tokens<kThreads>(shared.q, arguments.q, chunk, head, arguments.num_heads);
     load_tokens<kThreads>(shared.k, arguments.k, chunk, head, arguments.num_heads);
     load_tokens<kThreads>(shared.g, arguments.g, chunk, head, arguments.num_heads);
+    ptx::copy_async_commit();
     if (!Backward) load_tokens<kThreads>(shared.v, arguments.v, chunk, head, arguments.num_heads);
     ptx::copy_async_commit();
     if (threadIdx.x < kChunk) shared.beta[threadIdx.x] = write_strength(arguments.beta, chunk, head, arguments.num_heads, threadIdx.x);
     for (int i = threadIdx.x; i < kSquareImageBytes / 16; i += kThreads) {
         reinterpret_cast<uint4*>(shared.scores)[i] = make_uint4(0, 0, 0, 0);
     }
-    ptx::copy_async_wait<0>();
+    ptx::copy_async_wait<1>();
     __syncthreads();
     row_norms<kThreads>(shared.q, shared.k, shared.q_norm, shared.k_norm);
     scale_by_decay(shared, arguments, chunk, head, tile);
@@ -272,7 +277,7 @@ __global__ void __launch_bounds__(kThreads, 2) prepare(const __grid_constant__ P
     }
     if (warp < 2) {
         invert_diagonal(shared, inverse);
-    } else if (warp < 8) {
+    } else {
         // The six tiles above the diagonal, two pieces of 16 bytes a row.
         const int index = threadIdx.x - 64, piece = index & 1, row = (index >> 1) & 15, place = index >> 5;
         const int row_tile = place < 3 ? 0 : place < 5 ? 1 : 2;
@@ -286,27 +291,28 @@ __global__ void __launch_bounds__(kThreads, 2) prepare(const __grid_constant__ P
     if (warp < 4) join_strip<2>(shared, inverse, 32, 0, warp);
     __syncthreads();
     inverse_to_operand(shared, inverse, inverse_beta, Backward ? arguments.inverse + tile * kSquareImageBytes : nullptr);
+    ptx::copy_async_wait<0>();
     ptx::fence_async_shared();
     __syncthreads();
 
-    // Each warpgroup makes a quarter of both: 32 channels of W; 64 channels and 32 tokens of U transposed.
-    const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0), panel = group >> 1, side = group & 1;
-    const Operand left(inverse_beta), left_rows(inverse_beta + side * 32 * 128);
-    const Operand grown(shared.k_grown + panel * kPanelBytes + side * 64), values(shared.v + panel * kPanelBytes);
-    float w[16], u[16];
+    const int group = threadIdx.x >> 7;
+    const Operand left(inverse_beta), grown(shared.k_grown + group * kPanelBytes), values(shared.v + group * kPanelBytes);
+    float w[32], u[32];
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step) {
         ptx::wgmma_ss<0, 1>(w, left.along(step), grown.down(step), step > 0);
-        if (!Backward) ptx::wgmma_ss<1, 0>(u, values.down(step), left_rows.along(step), step > 0);
+        if (!Backward) {
+            ptx::wgmma_ss<1, 0>(u, values.down(step), left.along(step), step > 0);
+        }
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(w);
-    store_panel(shared.k + panel * kPanelBytes, 0, side * 4, w, -1.f);
+    store_panel(shared.k + group * kPanelBytes, 0, 0, w, -1.f);
     if (!Backward) {
         ptx::wgmma_pin(u);
-        store_panel(shared.q, panel * kHalf, side * 4, u, 1.f);
+        store_panel(shared.q, group * kHalf, 0, u, 1.f);
     }
     ptx::fence_async_shared();
     __syncthreads();

@@ -8,7 +8,6 @@
 // The fifth warp streams factors by bulk copies and this half of dO, whose rows lie apart, by 16-byte copies.
 
 #include "include/arguments.cuh"
-#include "include/decay.cuh"
 #include "include/registers.cuh"
 
 namespace kda {
@@ -17,7 +16,6 @@ namespace {
 constexpr int kMathThreads = 128;
 constexpr int kThreads = kMathThreads + 32;
 constexpr int kStages = 3;
-constexpr int kPrefetch = 8;  // chunks fetched into L2 ahead of their use
 constexpr int kHalfImageBytes = kHalf * 128;
 
 struct Stage {
@@ -41,33 +39,14 @@ struct ReverseShared {
 };
 static_assert(sizeof(ReverseShared) <= 232448, "227 KiB a block");
 
-// Brings a chunk's factors and dO into L2. The two halves of V read the same factors: each fetches its share. All 32 lanes.
-__device__ __forceinline__ void prefetch_chunk(const ReverseScanArguments& arguments, int index, int head, int half) {
-    const int lane = threadIdx.x & 31;
-    const int64_t tile = static_cast<int64_t>(index) * arguments.num_heads + head;
-    if (lane == 0) {
-        const unsigned char* images = half == 0 ? arguments.minus_w : arguments.q_grown;
-        ptx::bulk_prefetch(images + tile * kTokenImageBytes, kTokenImageBytes);
-    } else if (lane == 1) {
-        if (half == 0) {
-            ptx::bulk_prefetch(arguments.k_kept + tile * kTokenImageBytes, kTokenImageBytes);
-        } else {
-            ptx::bulk_prefetch(arguments.scores + tile * kSquareImageBytes, kSquareImageBytes);
-        }
-    }
-    prefetch_row(arguments.d_o, arguments.chunks[index], head, arguments.num_heads, half * 32 + lane);
-}
-
-// All 32 lanes. A stage is announced one round late, when its 16-byte copies have landed.
+// All 32 lanes.
 __device__ __forceinline__ void load_chunks(ReverseShared& shared, const ReverseScanArguments& arguments, int first_chunk, int num_chunks,
                                             int head, int half) {
     const int lane = threadIdx.x & 31;
-    for (int n = 0; n < min(num_chunks, kPrefetch); ++n) prefetch_chunk(arguments, first_chunk + num_chunks - 1 - n, head, half);
     for (int n = 0; n < num_chunks; ++n) {
         const int slot = n % kStages;
         Stage& stage = shared.stages[slot];
         const int index = first_chunk + num_chunks - 1 - n;
-        if (n + kPrefetch < num_chunks) prefetch_chunk(arguments, index - kPrefetch, head, half);
         const Chunk chunk = arguments.chunks[index];
         ptx::barrier_wait(ptx::shared_address(&stage.empty), ((n / kStages) & 1) ^ 1);
         if (lane == 0) {
@@ -89,17 +68,7 @@ __device__ __forceinline__ void load_chunks(ReverseShared& shared, const Reverse
             const bool valid = row < chunk.rows;
             ptx::copy_async_16(target + piece_offset(row, piece), start + (valid ? row * row_stride : 0) + piece * 8, valid);
         }
-        ptx::copy_async_commit();
-        if (n > 0) {
-            ptx::copy_async_wait<1>();
-            ptx::fence_async_shared();
-            ptx::barrier_arrive(ptx::shared_address(&shared.stages[(n - 1) % kStages].full));
-        }
-    }
-    if (num_chunks > 0) {
-        ptx::copy_async_wait<0>();
-        ptx::fence_async_shared();
-        ptx::barrier_arrive(ptx::shared_address(&shared.stages[(num_chunks - 1) % kStages].full));
+        ptx::barrier_arrive_after_copies(ptx::shared_address(&stage.full));
     }
 }
 
@@ -107,7 +76,8 @@ __device__ __forceinline__ void load_chunks(ReverseShared& shared, const Reverse
 __device__ __forceinline__ void wait_and_start(const Stage& stage, int parity, float (&d_v)[32]) {
     const Operand d_o(stage.d_o), scores(stage.scores);
     ptx::barrier_wait(ptx::shared_address(&stage.full), parity);
-    __syncwarp();  // the compiler serialises products that it finds on a divergent path
+    ptx::fence_async_shared();  // the 16-byte copies were ordinary writes
+    __syncwarp();               // the compiler serialises products that it finds on a divergent path
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 4; ++s) ptx::wgmma_ss<1, 1>(d_v, d_o.down(s), scores.down(s), s > 0);

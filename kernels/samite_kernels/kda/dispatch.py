@@ -64,7 +64,7 @@ _REASONS = {"sm90": "Hopper device", "fla": "CUDA device, flash-linear-attention
 def _why_not_sm90(q: Tensor, v: Tensor) -> str | None:
     if q.device.type != "cuda":
         return f"q is on {q.device.type}, it needs a Hopper GPU"
-    capability = torch.cuda.get_device_capability(q.device)
+    capability = _capability(q.device)
     if capability != (9, 0):
         return f"{q.device} has compute capability {capability[0]}.{capability[1]}, it needs 9.0"
     if q.shape[-1] != _HEAD_DIM or v.shape[-1] != _HEAD_DIM:
@@ -84,6 +84,11 @@ def _why_not_fla(q: Tensor, lower_bound: float) -> str | None:
     if lower_bound >= 0:
         return f"lower_bound is {lower_bound:g}, it needs a negative one"
     return None
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @cache

@@ -46,11 +46,10 @@ def kda_forward(
     o, final_state = torch.empty_like(v), _states_like(q, documents.count)
     states = _images(q, tiles if save else 0, STATE_IMAGE)
     v_new = _images(q, tiles if save else 0, TOKEN_IMAGE)
-    tensors = _inputs(q, k, v, g, beta, A_log, dt_bias) | {"chunks": table.chunks, "o": o, "final_state": final_state}
-    tensors |= {"states": states, "v_new": v_new} if save else {}
-    tensors |= {} if initial_state is None else {"initial_state": initial_state}
+    inputs = _addresses(q, k, v, g, beta, A_log, dt_bias, table)
+    inputs |= kernels.addresses_of({"o": o, "states": states, "v_new": v_new} if save else {"o": o})
     numbers = {"num_heads": q.shape[2], "scale": scale, "lower_bound": lower_bound}
-    run_forward(segments_of(documents, q.device), tensors, numbers)
+    run_forward(segments_of(documents, q.device), inputs, numbers, initial_state=initial_state, final_state=final_state)
     return o, final_state, states, v_new
 
 
@@ -108,19 +107,18 @@ def kda_backward(
     tiles = table.num_chunks * q.shape[2]
     d_initial_state = _states_like(q, documents.count)
     d_q, d_k, d_v, d_g, d_beta = (torch.empty_like(x) for x in (q, k, v, g, beta))
-    parts = {
-        "d_a_log_parts": torch.empty(tiles, dtype=torch.float32, device=q.device),
-        "d_dt_bias_parts": torch.empty(tiles, HEAD_DIM, dtype=torch.float32, device=q.device),
-    }
-    tensors = _inputs(q, k, v, g, beta, A_log, dt_bias) | parts | {"chunks": table.chunks}
-    tensors |= {"states": states, "v_new": v_new, "d_o": d_o, "d_initial_state": d_initial_state}
-    tensors |= {"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_g": d_g, "d_beta": d_beta}
-    tensors |= {} if d_final_state is None else {"d_final_state": d_final_state}
-    numbers = {"num_heads": q.shape[2], "scale": scale, "lower_bound": lower_bound}
-    run_backward(segments_of(documents, q.device), tensors, numbers)
+    d_a_log_parts = torch.empty(tiles, dtype=torch.float32, device=q.device)
+    d_dt_bias_parts = torch.empty(tiles, HEAD_DIM, dtype=torch.float32, device=q.device)
     d_a_log, d_dt_bias = torch.empty_like(A_log), torch.empty_like(dt_bias)
-    sums = {"d_a_log": d_a_log, "d_dt_bias": d_dt_bias}
-    kernels.reduce(fill(kernels.ReduceArguments, parts | sums, num_chunks=table.num_chunks, num_heads=q.shape[2]), q.device)
+    parts = kernels.addresses_of({"d_a_log_parts": d_a_log_parts, "d_dt_bias_parts": d_dt_bias_parts})
+    inputs = _addresses(q, k, v, g, beta, A_log, dt_bias, table) | parts
+    inputs |= kernels.addresses_of({"states": states, "v_new": v_new, "d_o": d_o})
+    inputs |= kernels.addresses_of({"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_g": d_g, "d_beta": d_beta})
+    numbers = {"num_heads": q.shape[2], "scale": scale, "lower_bound": lower_bound}
+    segments = segments_of(documents, q.device)
+    run_backward(segments, inputs, numbers, d_final_state=d_final_state, d_initial_state=d_initial_state)
+    sums = parts | kernels.addresses_of({"d_a_log": d_a_log, "d_dt_bias": d_dt_bias})
+    kernels.reduce(fill(kernels.ReduceArguments, sums, num_chunks=table.num_chunks, num_heads=q.shape[2]), q.device)
     return d_q, d_k, d_v, d_g, d_beta, d_a_log, d_dt_bias, d_initial_state
 
 
@@ -222,5 +220,8 @@ def chunk_kda_sm90(
     return o, final_state
 
 
-def _inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor) -> dict[str, Tensor]:
-    return {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a_log": A_log, "dt_bias": dt_bias}
+def _addresses(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, table: kernels.ChunkTable
+) -> kernels.Addresses:
+    tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a_log": A_log, "dt_bias": dt_bias, "chunks": table.chunks}
+    return kernels.addresses_of(tensors)

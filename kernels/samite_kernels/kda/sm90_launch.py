@@ -88,7 +88,15 @@ def chunk_table(documents: Documents, device: torch.device) -> ChunkTable:
     return ChunkTable(documents, device)
 
 
-def fill(block: type[Block], tensors: Mapping[str, Tensor], **numbers: float) -> Block:
-    """An argument block from tensors by field name, of which it takes those that it has; absent pointers are null."""
-    found = (tensors.get(name) for name in block.names)
-    return block(*(None if tensor is None else tensor.data_ptr() for tensor in found), **numbers)
+Addresses = dict[str, int]
+"""Device addresses by the field names of the argument blocks. Who makes one keeps the memory alive."""
+
+
+def addresses_of(tensors: Mapping[str, Tensor | None]) -> Addresses:
+    """Where the given tensors begin; absent ones are left out and become null pointers."""
+    return {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+
+
+def fill(block: type[Block], addresses: Mapping[str, int], **numbers: float) -> Block:
+    """An argument block from addresses by field name, of which it takes those that it has."""
+    return block(*map(addresses.get, block.names), **numbers)

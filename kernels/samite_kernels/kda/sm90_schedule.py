@@ -11,38 +11,40 @@ cut between documents. Called by `sm90`; both streams are joined before it retur
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from samite_kernels.kda import sm90_launch as kernels
 from samite_kernels.kda.documents import Documents
-from samite_kernels.kda.sm90_launch import CHUNK, SQUARE_IMAGE, STATE_IMAGE, TOKEN_IMAGE, fill
+from samite_kernels.kda.sm90_launch import CHUNK, HEAD_DIM, SQUARE_IMAGE, STATE_IMAGE, TOKEN_IMAGE, Addresses, fill
 
-Tensors = dict[str, Tensor]
 Numbers = Mapping[str, float]
-FORWARD_FACTORS = {
-    "minus_w": TOKEN_IMAGE,
-    "q_grown": TOKEN_IMAGE,
-    "k_kept": TOKEN_IMAGE,
-    "scores": SQUARE_IMAGE,
-    "u_transposed": TOKEN_IMAGE,
+FORWARD_FACTORS = ("minus_w", "q_grown", "k_kept", "scores", "u_transposed", "keep")
+BACKWARD_FACTORS = ("minus_w", "q_grown", "k_kept", "scores", "inverse", "d_states", "d_v_new", "keep")
+_BYTES_PER_TILE = {
+    "minus_w": 2 * TOKEN_IMAGE,
+    "q_grown": 2 * TOKEN_IMAGE,
+    "k_kept": 2 * TOKEN_IMAGE,
+    "u_transposed": 2 * TOKEN_IMAGE,
+    "v_new": 2 * TOKEN_IMAGE,
+    "d_v_new": 2 * TOKEN_IMAGE,
+    "scores": 2 * SQUARE_IMAGE,
+    "inverse": 2 * SQUARE_IMAGE,
+    "states": 2 * STATE_IMAGE,
+    "d_states": 2 * STATE_IMAGE,
+    "keep": 4 * HEAD_DIM,
+    "d_dt_bias_parts": 4 * HEAD_DIM,
+    "d_a_log_parts": 4,
 }
-BACKWARD_FACTORS = {
-    "minus_w": TOKEN_IMAGE,
-    "q_grown": TOKEN_IMAGE,
-    "k_kept": TOKEN_IMAGE,
-    "scores": SQUARE_IMAGE,
-    "inverse": SQUARE_IMAGE,
-    "d_states": STATE_IMAGE,
-    "d_v_new": TOKEN_IMAGE,
-}
-_KEPT_PER_TILE = frozenset({"states", "v_new", "d_a_log_parts", "d_dt_bias_parts"})
+_KEPT = ("states", "v_new", "d_a_log_parts", "d_dt_bias_parts")
+_BYTES_PER_CHUNK_ROW = 16
 _SLOTS = 2
-_MAX_SEGMENTS = 8
+_MAX_SEGMENTS = 6
 _LEAST_CHUNKS = 64
 
 
@@ -89,32 +91,36 @@ def _segment(start: int, stop: int, first_document: int, counts: tuple[int, ...]
     )
 
 
-def run_forward(segments: tuple[Segment, ...], tensors: Tensors, numbers: Numbers) -> None:
-    """Prepare and scan. `tensors` by the field names of the argument blocks; fills `o`, `final_state`, and `states`, `v_new` if given."""
-    work = _Work(segments, tensors, numbers, FORWARD_FACTORS)
-    carry = tensors.get("initial_state")
+def run_forward(
+    segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, *, initial_state: Tensor | None, final_state: Tensor
+) -> None:
+    """Prepare and scan. `inputs` holds everything but factors and states; fills `o`, `final_state`, and `states`, `v_new` if given."""
+    work = _Work(segments, inputs, numbers, FORWARD_FACTORS, final_state)
+    state = initial_state
     scanned: list[torch.cuda.Event | None] = []
     for index, segment in enumerate(segments):
         if index >= _SLOTS:
             work.lane.main_waits(scanned[index - _SLOTS])
         part = work.part(index, segment)
         kernels.prepare_forward(fill(kernels.PrepareArguments, part, **work.sizes(segment)), work.device)
-        carry = work.pass_state(part, segment, "initial_state", "final_state", carry, last=index == len(segments) - 1)
+        state = work.pass_state(part, segment, ("initial_state", "final_state"), state, last=index == len(segments) - 1)
         with work.lane.behind_main():
             kernels.scan(fill(kernels.ScanArguments, part, **work.chains(segment)), work.device)
         scanned.append(work.lane.mark())
     work.lane.join()
 
 
-def run_backward(segments: tuple[Segment, ...], tensors: Tensors, numbers: Numbers) -> None:
+def run_backward(
+    segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, *, d_final_state: Tensor | None, d_initial_state: Tensor
+) -> None:
     """Prepare, reverse scan, gradient: fills the gradients by their names and the parts of those of A_log and dt_bias."""
-    work = _Work(segments, tensors, numbers, BACKWARD_FACTORS)
-    carry = tensors.get("d_final_state")
-    waiting: tuple[Tensors, Segment, torch.cuda.Event | None] | None = None
+    work = _Work(segments, inputs, numbers, BACKWARD_FACTORS, d_initial_state)
+    state = d_final_state
+    waiting: tuple[Addresses, Segment, torch.cuda.Event | None] | None = None
     for index, segment in enumerate(reversed(segments)):
         part = work.part(index, segment)
         kernels.prepare_backward(fill(kernels.PrepareArguments, part, **work.sizes(segment)), work.device)
-        carry = work.pass_state(part, segment, "d_final_state", "d_initial_state", carry, last=index == len(segments) - 1)
+        state = work.pass_state(part, segment, ("d_final_state", "d_initial_state"), state, last=index == len(segments) - 1)
         with work.lane.behind_main():
             kernels.reverse_scan(fill(kernels.ReverseScanArguments, part, **work.chains(segment)), work.device)
         if waiting is not None:
@@ -124,50 +130,63 @@ def run_backward(segments: tuple[Segment, ...], tensors: Tensors, numbers: Numbe
         _run_gradient(work, *waiting)
 
 
-def _run_gradient(work: "_Work", part: Tensors, segment: Segment, scanned: torch.cuda.Event | None) -> None:
+def _run_gradient(work: "_Work", part: Addresses, segment: Segment, scanned: torch.cuda.Event | None) -> None:
     work.lane.main_waits(scanned)
     kernels.gradient(fill(kernels.GradientArguments, part, **work.sizes(segment)), work.device)
 
 
 class _Work:
-    """The memory of factors, in slots that segments take in turn, and each segment's view of every tensor."""
+    """The memory of factors, in slots that segments take in turn, and where each segment finds everything."""
 
-    def __init__(self, segments: tuple[Segment, ...], tensors: Tensors, numbers: Numbers, factors: Mapping[str, int]) -> None:
-        self.tensors = tensors
+    def __init__(
+        self, segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, factors: tuple[str, ...], end_state: Tensor
+    ) -> None:
+        self.inputs = inputs
         self.numbers = numbers
-        self.device = tensors["q"].device
+        self.end_state = end_state
+        self.device = end_state.device
         self.num_heads = int(numbers["num_heads"])
-        self.single_document = len(segments) > 0 and segments[-1].first_document == 0
+        self.single_document = segments[-1].first_document == 0
         self.lane = _Lane(self.device, len(segments) > 1)
+        self.passed: list[Tensor] = []
+        tiles = max(segment.stop - segment.start for segment in segments) * self.num_heads
         slots = min(_SLOTS, len(segments))
-        tiles = max((segment.stop - segment.start for segment in segments), default=0) * self.num_heads
+        sizes = [_BYTES_PER_TILE[name] * tiles for name in factors]
+        self.memory = torch.empty(slots * sum(sizes), dtype=torch.uint8, device=self.device)
+        starts = list(accumulate(sizes, initial=0))
         self.slots = [
-            {name: torch.empty(tiles, size, dtype=torch.bfloat16, device=self.device) for name, size in factors.items()}
-            | {"keep": torch.empty(tiles, TOKEN_IMAGE // CHUNK, dtype=torch.float32, device=self.device)}
-            for _ in range(slots)
+            {name: self.memory.data_ptr() + slot * starts[-1] + start for name, start in zip(factors, starts, strict=False)}
+            for slot in range(slots)
         ]
 
-    def part(self, index: int, segment: Segment) -> Tensors:
-        """The tensors as the segment sees them: a slot for factors, per-tile tensors and the chunk table from its start on."""
-        tile = segment.start * self.num_heads
-        part = {name: tensor[tile:] if name in _KEPT_PER_TILE else tensor for name, tensor in self.tensors.items()}
-        return part | self.slots[index % _SLOTS] | {"chunks": self.tensors["chunks"][segment.start :], "first_chunk": segment.first_chunk}
+    def part(self, index: int, segment: Segment) -> Addresses:
+        """The addresses as the segment sees them: a slot for factors, kept images and the chunk table from its start on."""
+        part = self.inputs | self.slots[index % _SLOTS]
+        part["first_chunk"] = segment.first_chunk.data_ptr()
+        if segment.start > 0:
+            part["chunks"] += segment.start * _BYTES_PER_CHUNK_ROW
+            for name in _KEPT:
+                if name in part:
+                    part[name] += segment.start * self.num_heads * _BYTES_PER_TILE[name]
+        return part
 
     def pass_state(
-        self, part: Tensors, segment: Segment, incoming: str, outgoing: str, carry: Tensor | None, *, last: bool
+        self, part: Addresses, segment: Segment, fields: tuple[str, str], incoming: Tensor | None, *, last: bool
     ) -> Tensor | None:
-        """Sets a segment's incoming and outgoing state and returns what the next one receives."""
-        part.pop(incoming, None)
+        """Sets a segment's incoming and outgoing state, by their fields, and returns what the next one receives."""
+        came, leaves = fields
+        following: Tensor | None
         if self.single_document:
-            part[outgoing] = self.tensors[outgoing] if last else torch.empty_like(self.tensors[outgoing])
-            if carry is not None:
-                part[incoming] = carry
-            return part[outgoing]
-        documents = slice(segment.first_document, segment.first_document + segment.num_documents)
-        part[outgoing] = self.tensors[outgoing][documents]
-        if carry is not None:
-            part[incoming] = carry[documents]
-        return carry
+            outgoing = self.end_state if last else torch.empty_like(self.end_state)
+            self.passed.append(outgoing)
+            offset, following = 0, outgoing
+        else:
+            outgoing, following = self.end_state, incoming
+            offset = segment.first_document * self.num_heads * HEAD_DIM * HEAD_DIM * 4
+        part[leaves] = outgoing.data_ptr() + offset
+        if incoming is not None:
+            part[came] = incoming.data_ptr() + offset
+        return following
 
     def sizes(self, segment: Segment) -> dict[str, float]:
         """The numbers of a kernel that is parallel over chunks."""
@@ -185,10 +204,10 @@ class _Lane:
         self.main = torch.cuda.current_stream(device)
         self.side = _side_stream(device) if apart else None
 
-    def behind_main(self) -> torch.cuda.StreamContext:
+    def behind_main(self) -> AbstractContextManager[object]:
         """Runs its body on the side stream after all that the main stream has been given so far."""
         if self.side is None:
-            return torch.cuda.stream(self.main)
+            return nullcontext()
         self.side.wait_event(self.main.record_event())
         return torch.cuda.stream(self.side)
 

@@ -25,13 +25,6 @@ __device__ __forceinline__ void load_tokens(unsigned char* image, const __nv_bfl
     }
 }
 
-// Brings one row of a tensor's chunk into L2.
-__device__ __forceinline__ void prefetch_row(const __nv_bfloat16* tokens, const Chunk& chunk, int head, int num_heads, int row) {
-    if (row >= chunk.rows) return;
-    const int64_t at = static_cast<int64_t>(chunk.first_token + row) * num_heads + head;
-    ptx::bulk_prefetch(tokens + at * kDim, kDim * sizeof(__nv_bfloat16));
-}
-
 __device__ __forceinline__ float write_strength(const __nv_bfloat16* beta, const Chunk& chunk, int head, int num_heads, int row) {
     if (row >= chunk.rows) return 0.f;
     const float logit = __bfloat162float(beta[static_cast<int64_t>(chunk.first_token + row) * num_heads + head]);

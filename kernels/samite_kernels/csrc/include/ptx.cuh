@@ -68,10 +68,6 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_
                  "r"(bytes), "r"(barrier)
                  : "memory");
 }
-// Brings `bytes` (a multiple of 16) into L2.
-__device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
@@ -125,6 +121,10 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
         "}\n" ::"r"(barrier),
         "r"(parity)
         : "memory");
+}
+// Arrives when all 16-byte copies that this thread has started so far have landed.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 // A barrier among `threads` threads; ids 1..15 (0 is __syncthreads).
 __device__ __forceinline__ void named_barrier(int id, int threads) {
