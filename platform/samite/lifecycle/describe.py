@@ -112,12 +112,18 @@ def account_of(turn: Turn) -> Account:
 
 
 def _stage_share(turn: Turn, stage_step: int) -> float:
-    stage, memory = turn.stage, turn.memory
+    stage = turn.stage
     if stage.steps:
         return min(1.0, stage_step / stage.steps)
-    if stage.wall_s and memory.stages:
-        return min(1.0, max(0.0, memory.ledger.productive) / stage.wall_s) if len(turn.plan.stages) == 1 else 0.0
+    if stage.wall_s:
+        return min(1.0, _trained_s(turn) / stage.wall_s)
     return 0.0
+
+
+def _trained_s(turn: Turn) -> float:
+    """Productive seconds of the current stage."""
+    start = turn.stage_memory.start_productive_s if turn.memory.stages else 0.0
+    return max(0.0, turn.memory.ledger.productive - start)
 
 
 def _percent(turn: Turn, share: float) -> float | None:
@@ -153,9 +159,14 @@ def _step_s(turn: Turn) -> float | None:
 def _eta_s(turn: Turn, stage_step: int, step_s: float | None) -> float | None:
     """Time left at this attempt's rate. Later stages are counted by their tokens at the same tokens per second."""
     stage = turn.stage
-    if step_s is None or not stage.steps:
+    if step_s is None:
         return None
-    left = max(0, stage.steps - stage_step) * step_s
+    if stage.steps:
+        left = max(0, stage.steps - stage_step) * step_s
+    elif stage.wall_s:
+        left = max(0.0, stage.wall_s - _trained_s(turn))
+    else:
+        return None
     for later in turn.plan.stages[turn.memory.stage_index + 1 :]:
         tokens = _tokens(later)
         if tokens is None or not stage.batch_tokens:

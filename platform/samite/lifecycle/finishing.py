@@ -81,7 +81,12 @@ def handing_over(turn: Turn) -> None:
         handover_carried=list(carried(plan, index)),
         handover_reset=list(reset(plan, index)),
     )
-    following = StageMemory(name=plan.stages[index + 1].name, started_at_s=turn.now_s, start_tokens=turn.stage_memory.final_tokens)
+    following = StageMemory(
+        name=plan.stages[index + 1].name,
+        started_at_s=turn.now_s,
+        start_tokens=turn.stage_memory.final_tokens,
+        start_productive_s=turn.memory.ledger.productive,
+    )
     turn.remember(
         stages=(*turn.memory.stages, following),
         stage_index=index + 1,

@@ -88,6 +88,8 @@ class StageMemory:
     final_step: int = 0
     final_tokens: int = 0
     start_tokens: int = 0
+    start_productive_s: float = 0.0
+    """Productive time of the run when the stage began; what came since counts against a wall-time budget."""
     gate_tries: int = 0
     gate_passed: bool = False
     gate_lines: tuple[str, ...] = ()

@@ -184,3 +184,13 @@ def test_a_heartbeat_of_a_dead_submission_is_not_progress():
     old = RankObserved(rank=0, submission_id="demo-s00-a0", phase="training", progress_age_s=0.1, step=10_000, tokens=99)
     decision = engine.turn(replace(seen, ranks=(*seen.ranks, old)))
     assert decision.status.progress.step < 100
+
+
+def test_a_wall_time_budget_has_an_eta_and_a_percentage_too():
+    stage = StagePlan(name="only", wall_s=300.0, batch_tokens=10, min_workers=2, max_workers=2)
+    engine = Engine(RunPlan(name="demo", uid="u1", stages=(stage,)), long_run().world)
+    engine.run_until(Phase.RUNNING)
+    engine.run(55)
+    progress = engine.turn().status.progress
+    assert 10.0 < progress.percent < 20.0
+    assert 240.0 < progress.eta_s < 280.0
