@@ -1,3 +1,4 @@
+# ruff: noqa: E402, E501 - the imports need the path set first
 """Times and checks KDA on this GPU against the peers that are installed: prints a table, writes benchmarks/<date>-kda.{json,md}.
 
     python3 benchmarks/bench_kda.py [--peers sm90,fla] [--shapes 65536x32,8192x32] [--regimes mixed,init] [--no-accuracy]
@@ -7,7 +8,7 @@ Times are medians of device events, in ms, on raw bfloat16 inputs; the floor cou
 """
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import math
 import os
@@ -85,16 +86,19 @@ def time_shape(shape, regime, peer, repeats):
     torch.cuda.reset_peak_memory_stats()
     both()
     peak = (torch.cuda.max_memory_allocated() - before) / 2**30
-    o, _ = chunk_kda(**inputs, cu_seqlens=cu_seqlens, backend=peer)
-    leaves = list(inputs.values())
-    backward_ms = median_ms(lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True), repeats)
-    del o
+    backward_ms = time_backward(inputs, cu_seqlens, peer, d_o, repeats)
     row = {"shape": shape, "regime": regime, "peer": peer, "forward_ms": median_ms(forward, repeats), "backward_ms": backward_ms}
     row |= {"both_ms": median_ms(both, repeats), "peak_gib": peak}
     floor = floors(num_tokens * num_heads)
     row["floor_ms"] = floor
     row["multiples"] = [row[key] / f for key, f in zip(("forward_ms", "backward_ms", "both_ms"), floor, strict=True)]
     return row
+
+
+def time_backward(inputs, cu_seqlens, peer, d_o, repeats):
+    o, _ = chunk_kda(**inputs, cu_seqlens=cu_seqlens, backend=peer)
+    leaves = list(inputs.values())
+    return median_ms(lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True), repeats)
 
 
 def accuracy(peer, regime, seed):
@@ -114,7 +118,7 @@ def main():
     parser.add_argument("--no-accuracy", action="store_true")
     parser.add_argument("--output", default=str(Path(__file__).parent))
     args = parser.parse_args()
-    report = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "device": torch.cuda.get_device_name()}
+    report = {"date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), "device": torch.cuda.get_device_name()}
     report |= {"torch": torch.__version__, "fla": version("fla-core") if find_spec("fla") else None, "times": [], "errors": []}
     stem = Path(args.output) / f"{report['date'][:10]}-kda"
     lines = [

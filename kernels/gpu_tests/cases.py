@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - tests that travel with this folder
 """Random KDA inputs in every gate regime, the float64 reference beside them, and relative errors."""
 
 import torch

@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - tests that travel with this folder
 """One small forward and backward for compute-sanitizer: two documents, partly filled chunks, a state in and out."""
 
 from cases import make_inputs, run

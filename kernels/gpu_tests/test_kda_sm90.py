@@ -1,3 +1,4 @@
+# ruff: noqa: D103, INP001 - tests that travel with this folder
 """The Hopper kernels against the float64 reference: values, every gradient, causality, documents, determinism, capture."""
 
 from collections.abc import Callable
