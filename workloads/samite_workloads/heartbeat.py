@@ -9,8 +9,9 @@ import signal
 import statistics
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from samite.spec.attempt import Heartbeat
 
@@ -71,9 +72,13 @@ class HeartbeatFile:
         return (last_tokens - first_tokens) / max(last_s - first_s, 1e-9)
 
 
-def dump_stacks_on_signal(path: Path) -> IO[str]:
-    """From now on SIGUSR1 appends the stacks of all threads to `path`. Returns the open file: keep it as long as the process lives."""
+@contextmanager
+def stacks_on_signal(path: Path) -> Iterator[None]:
+    """Inside, SIGUSR1 appends the stacks of all threads to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    stacks = path.open("a", encoding="utf-8")
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
-    return stacks
+    with path.open("a", encoding="utf-8") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import runpy
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,38 +107,65 @@ def new_attempt(tmp_path: Path, document: dict[str, Any]) -> Callable[..., Attem
 
 
 @pytest.fixture
-def run_attempt() -> Iterator[RunAttempt]:
-    """Runs an attempt's ranks as processes; returns their exit codes (negative: killed by that signal). Kills whatever is left."""
-    from samite_workloads.entrypoint import run_rank
-
+def start_processes() -> Iterator[Callable[..., list[Any]]]:
+    """Starts `target(*args)` once for each entry of `arguments`, forked from a server that has torch loaded already. Kills whatever is left."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["samite_workloads.train.loop"])
     started: list[Any] = []
 
-    def run(attempt: AttemptSpec, *, timeout_s: float = RANKS_TIMEOUT_S, wait: bool = True) -> list[int | None]:
-        port, world = free_port(), attempt.num_workers
-        ranks = []
-        for rank in range(world):
-            meeting = Rendezvous(rank=rank, world_size=world, local_rank=rank, host="127.0.0.1", port=port, node_address="127.0.0.1")
-            facts = RankFacts(node=f"node-{rank}", meeting=meeting, device_type="cpu")
-            ranks.append(context.Process(target=run_rank, args=(attempt, facts), daemon=True))
-        for process in ranks:
+    def start(target: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> list[Any]:
+        processes = [context.Process(target=target, args=args, daemon=True) for args in arguments]
+        for process in processes:
             process.start()
-        started.extend(ranks)
-        if not wait:
-            return []
-        ends_s = time.monotonic() + timeout_s
-        for process in ranks:
-            process.join(max(0.0, ends_s - time.monotonic()))
-        stuck = [rank for rank, process in enumerate(ranks) if process.is_alive()]
-        assert not stuck, f"ranks {stuck} were still running after {timeout_s:.0f} s"
-        return [process.exitcode for process in ranks]
+        started.extend(processes)
+        return processes
 
-    yield run
+    yield start
     for process in started:
         if process.is_alive():
             process.kill()
             process.join(10)
+
+
+def exit_codes(processes: list[Any], timeout_s: float) -> list[int | None]:
+    """Waits for all, within a hard limit; codes of processes ended by a signal are negative."""
+    ends_s = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(0.0, ends_s - time.monotonic()))
+    stuck = [number for number, process in enumerate(processes) if process.is_alive()]
+    assert not stuck, f"processes {stuck} were still running after {timeout_s:.0f} s"
+    return [process.exitcode for process in processes]
+
+
+@pytest.fixture
+def run_script(start_processes: Callable[..., list[Any]]) -> Callable[..., list[int | None]]:
+    """Runs the Python file `script` as `world` processes, with `arguments`, `rank`, `world` and `port` as its globals."""
+
+    def run(script: Path, world: int, *arguments: Any, timeout_s: float = RANKS_TIMEOUT_S) -> list[int | None]:
+        port = free_port()
+        facts = [{"arguments": arguments, "rank": rank, "world": world, "port": port} for rank in range(world)]
+        return exit_codes(start_processes(runpy.run_path, [(str(script), given, "__main__") for given in facts]), timeout_s)
+
+    return run
+
+
+@pytest.fixture
+def run_attempt(start_processes: Callable[..., list[Any]]) -> RunAttempt:
+    """Runs an attempt's ranks as processes; returns their exit codes (0: the rank ended by itself, well or not; negative: killed)."""
+    from samite_workloads.entrypoint import run_rank
+
+    def run(attempt: AttemptSpec, *, timeout_s: float = RANKS_TIMEOUT_S, meanwhile: Callable[[], None] | None = None) -> list[int | None]:
+        port, world = free_port(), attempt.num_workers
+        arguments = []
+        for rank in range(world):
+            meeting = Rendezvous(rank=rank, world_size=world, local_rank=rank, host="127.0.0.1", port=port, node_address="127.0.0.1")
+            arguments.append((attempt, RankFacts(node=f"node-{rank}", meeting=meeting, device_type="cpu")))
+        processes = start_processes(run_rank, arguments)
+        if meanwhile is not None:
+            meanwhile()
+        return exit_codes(processes, timeout_s)
+
+    return run
 
 
 @pytest.fixture

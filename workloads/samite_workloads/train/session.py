@@ -16,7 +16,7 @@ import torch.distributed as dist
 from samite.spec.attempt import AttemptSpec, Heartbeat, write_atomically
 from samite.telemetry.setup import Telemetry, setup_telemetry
 from samite_workloads import faults
-from samite_workloads.heartbeat import HeartbeatFile, dump_stacks_on_signal
+from samite_workloads.heartbeat import HeartbeatFile, stacks_on_signal
 from samite_workloads.parallel.group import Groups, start_groups, stop_groups
 from samite_workloads.train.control import ControlFolder
 from samite_workloads.train.plan import TrainPlan
@@ -63,40 +63,43 @@ def open_session(attempt: AttemptSpec, plan: TrainPlan, facts: RankFacts) -> Ite
         run_folder / "heartbeats", rank=facts.rank, node=facts.node, pid=os.getpid(), submission_id=attempt.submission_id
     )
     heartbeat.enter("starting")
-    stacks = dump_stacks_on_signal(attempt_folder(attempt) / "logs" / f"stacks-rank-{facts.rank}.txt")
     make_deterministic(facts, plan.seed)
-    groups = start_groups(facts.meeting, device_type=facts.device_type)
-    telemetry = None
-    try:
+    with stacks_on_signal(attempt_folder(attempt) / "logs" / f"stacks-rank-{facts.rank}.txt"), _groups(facts) as groups:
         heartbeat.incarnation, step_before = _count_incarnation(attempt_folder(attempt), step_before, groups)
         heartbeat.write()
-        telemetry = _telemetry(attempt, plan, facts, heartbeat.incarnation)
         plan_of_faults = faults.FaultPlan(run_folder, facts.rank)
         faults.install(plan_of_faults)
-        yield Session(
-            attempt=attempt,
-            facts=facts,
-            groups=groups,
-            heartbeat=heartbeat,
-            telemetry=telemetry,
-            faults=plan_of_faults,
-            control=ControlFolder(run_folder),
-            incarnation=heartbeat.incarnation,
-            step_before=step_before,
-            began_s=time.monotonic(),
-        )
+        try:
+            with _telemetry(attempt, plan, facts, heartbeat.incarnation) as telemetry:
+                yield Session(
+                    attempt=attempt,
+                    facts=facts,
+                    groups=groups,
+                    heartbeat=heartbeat,
+                    telemetry=telemetry,
+                    faults=plan_of_faults,
+                    control=ControlFolder(run_folder),
+                    incarnation=heartbeat.incarnation,
+                    step_before=step_before,
+                    began_s=time.monotonic(),
+                )
+        finally:
+            faults.install(None)
+
+
+@contextmanager
+def _groups(facts: RankFacts) -> Iterator[Groups]:
+    groups = start_groups(facts.meeting, device_type=facts.device_type)
+    try:
+        yield groups
     finally:
-        faults.install(None)
-        if telemetry is not None:
-            telemetry.shutdown()
         stop_groups()
-        stacks.flush()
 
 
 def make_deterministic(facts: RankFacts, seed: int) -> None:
     """Same inputs, same bits. One thread per rank on CPU: several ranks on one machine otherwise fight for its cores."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms, which would also load the compiler: 2 s at each start
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(seed)
     if facts.device_type == "cpu":
