@@ -11,6 +11,7 @@ from samite.checkpoint.retention import delete_checkpoint
 from samite.checkpoint.store import MissingKeyError, StoreOptions, get_range, open_store
 from samite.checkpoint.store.probe import probe
 from samite.checkpoint.store.s3 import S3Store
+from samite.cli.app import run
 from samite.errors import NotAllowedError, TemporaryError
 
 pytestmark = pytest.mark.network_tools
@@ -120,3 +121,21 @@ def test_a_manager_saves_to_a_real_server_and_walks_back_past_damage_at_rest(sto
     assert targets["w"].eq(1).all()
     assert targets["b"].eq(1).all()
     saver.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "bucket", "code", "said"), [("nolist", "", 4, "s3:ListBucket"), ("test", "no-such-bucket", 5, "does not exist")]
+)
+def test_the_command_line_ends_with_the_code_of_what_storage_said(store, options, monkeypatch, capsys, key, bucket, code, said):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"{key}-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{key}-secret")
+    uri = f"s3://{bucket or store._bucket}/run 1"
+    assert run(["checkpoints", "ls", uri, "--endpoint", options.endpoint]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_storage_that_does_not_answer_is_11(monkeypatch, capsys):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    assert run(["checkpoints", "ls", "s3://b/run", "--endpoint", "http://127.0.0.1:9"]) == 11
+    assert "did not answer" in capsys.readouterr().err

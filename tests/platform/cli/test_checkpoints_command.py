@@ -14,6 +14,7 @@ from samite.checkpoint.fence import open_session
 from samite.checkpoint.index import Chunk, DataObject, RankIndex, TensorMeta
 from samite.checkpoint.layout import checkpoint_key, data_name, index_name
 from samite.cli.app import run
+from samite.spec import load_run
 
 
 @pytest.fixture
@@ -148,3 +149,15 @@ def test_prune_never_deletes_the_newest_one_that_is_whole(samite, place):
 def test_mistakes_are_answered_with_what_would_be_right(samite, place, arguments, code, said):
     done = samite("checkpoints", *(argument.replace("{uri}", place[0]) for argument in arguments), code=code)
     assert said in done.stderr
+
+
+def test_a_run_is_named_by_its_name_and_its_checkpoints_are_in_its_folder(samite, monkeypatch, tmp_path: Path):
+    home, example = tmp_path / "home", Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml"
+    loaded = load_run(example)
+    folder = home / "runs" / "demo"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "spec.json").write_text(json.dumps({"uid": "u", "run": loaded.run.to_document()}))
+    (folder / "status.json").write_text(json.dumps({"name": "demo", "phase": "Succeeded", "settled": True}))
+    monkeypatch.setenv("SAMITE_HOME", str(home))
+    assert f"No checkpoints at file://{folder}/checkpoints." in samite("checkpoints", "ls", "demo").stderr
+    assert "no run" in samite("checkpoints", "ls", "nothing", code=5).stderr.lower()
