@@ -1,8 +1,8 @@
 """Supervision of a document, and the unigram baseline that a trained model has to beat.
 
 The label rule lives here because the baseline and the batches must agree on it: position t predicts token t+1 of its document; the last
-token predicts nothing; nothing inside a media block (header, image positions, end mark) is predicted, and an image position predicts
-nothing. What follows an image in its document counts as caption, everything else as text.
+token predicts nothing; nothing inside a media block (header, image positions, end mark) is predicted, so an image position predicts nothing
+either. What follows an image in its document counts as caption, everything else as text.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +27,6 @@ def label_document(tokens_L: "NDArray[np.int64]", special: SpecialTokens) -> "tu
     closed_L = np.cumsum(tokens_L == special.media_end)
     inside_L = (opened_L > closed_L) | (tokens_L == special.media_end)
     labels_L[:-1][inside_L[1:]] = IGNORED_LABEL
-    labels_L[tokens_L == special.media_placeholder] = IGNORED_LABEL
     modality_L[closed_L > 0] = Modality.IMAGE_CAPTION
     return labels_L, modality_L
 
