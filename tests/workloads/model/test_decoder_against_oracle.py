@@ -99,3 +99,19 @@ def test_a_packed_row_gives_the_losses_of_its_documents(nano, make_model, make_b
         part.labels_T.copy_(whole.labels_T[start : start + length])
         alone += model(part).loss_sum.item()
     assert model(whole).loss_sum.item() == pytest.approx(alone, rel=1e-10)
+
+
+def test_a_recomputed_pass_goes_the_way_of_the_first_even_after_forcing_has_ended(nano, nano_batch, make_model):
+    plain = make_model(nano, dtype=torch.float64, spread=0.1)
+    recomputing = make_model(replace(nano, recompute_layers=True), dtype=torch.float64, spread=0.1)
+    forced = {layer: torch.tensor([[1, 6]]).expand(55, 2) for layer in range(1, 9)}
+    losses = []
+    for model in (plain, recomputing):
+        with model.forced_routing(forced):
+            losses.append(model(nano_batch).loss_sum)
+    for router in recomputing.router_layers():
+        router.e_score_correction_bias += torch.linspace(0, 5, nano.num_experts)
+    for loss in losses:
+        loss.backward()
+    for mine, theirs in zip(plain.parameters(), recomputing.parameters(), strict=True):
+        assert (mine.grad is None and theirs.grad is None) or torch.equal(mine.grad, theirs.grad)

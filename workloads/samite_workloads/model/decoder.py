@@ -59,7 +59,8 @@ class MultimodalDecoder(nn.Module):
     def __init__(self, config: ModelConfig, *, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config, self.compute_dtype = config, compute_dtype
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Given a weight, Embedding does not draw one: drawing on the meta device loads torch's compiler, 2 s at each start of a rank.
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=torch.empty(config.vocab_size, config.hidden_size))
         self.vision_tower = VisionTower(config)
         self.mm_projector = Projector(config)
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from samite_workloads.config import ModelConfig
 from samite_workloads.model.islands import Float32Island
-from samite_workloads.model.recompute import is_recomputing
+from samite_workloads.model.recompute import same_in_both_passes
 from samite_workloads.model.situ import widened
 
 
@@ -62,21 +62,22 @@ class Router(Float32Island):
         logits_TE = nn.functional.linear(widened(x_TD), widened(self.weight))
         scores_TE = logits_TE.sigmoid()
         with torch.no_grad():
-            biased = (scores_TE + self.e_score_correction_bias).topk(self.top_k + 1, -1)
-            chosen_TK = biased.indices[:, : self.top_k] if self.forced_TK is None else self.forced_TK
-            if not is_recomputing():
-                self._observe(logits_TE, scores_TE, biased.values[:, -1:], chosen_TK, is_padding_T)
+            chosen_TK = same_in_both_passes(self, lambda: self._choose(logits_TE, scores_TE, is_padding_T))
         picked_TK = scores_TE.gather(1, chosen_TK)
         weight_TK = picked_TK / (picked_TK.sum(-1, keepdim=True) + 1e-20) * self.scaling_factor
         return Routing(chosen_TK.masked_fill(is_padding_T.unsqueeze(-1), self.num_experts), weight_TK)
 
-    def _observe(self, logits_TE: Tensor, scores_TE: Tensor, alpha_T1: Tensor, chosen_TK: Tensor, is_padding_T: Tensor) -> None:
+    def _choose(self, logits_TE: Tensor, scores_TE: Tensor, is_padding_T: Tensor) -> Tensor:
+        """Experts of every token, [T, K], and what is to be learned from the choice."""
+        biased = (scores_TE + self.e_score_correction_bias).topk(self.top_k + 1, -1)
+        chosen_TK = biased.indices[:, : self.top_k] if self.forced_TK is None else self.forced_TK
         if self.recording:
             self.recorded_TK = chosen_TK
         if self.sampling:
             self.sample = _sample(logits_TE, scores_TE, is_padding_T)
         if self.training:
-            self.count(alpha_T1 - scores_TE, chosen_TK, is_padding_T)
+            self.count(biased.values[:, -1:] - scores_TE, chosen_TK, is_padding_T)
+        return chosen_TK
 
     def count(self, margin_TE: Tensor, chosen_TK: Tensor, is_padding_T: Tensor) -> None:
         """Adds margins [T, E] and choices [T, K] of real tokens to the counts of the step. Integer sums: any order, same result."""
