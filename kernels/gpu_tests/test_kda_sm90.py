@@ -139,14 +139,13 @@ def test_forward_and_backward_can_be_captured_in_a_graph(num_tokens: int) -> Non
         o, _ = chunk_kda(**leaves)
         return (o, *torch.autograd.grad(o, [leaves[name] for name in INPUTS], d_o))
 
-    wanted = [x.clone() for x in step()]
+    # All on one stream from the start: autograd remembers the stream on which it first met a leaf.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
+        wanted = [x.clone() for x in step()]
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         found = step()
     graph.replay()
     torch.cuda.synchronize()

@@ -37,21 +37,16 @@ class Choice:
 def explain(q: Tensor, v: Tensor, *, lower_bound: float = -5.0, backend: str | None = None) -> Choice:
     """Decides the backend for inputs like q [B, T, H, K] and v [B, T, H, V]. Raises ValueError when a forced one can't run."""
     forced, source = (backend, "the backend argument") if backend else (os.environ.get(VARIABLE), VARIABLE)
-    obstacles = {
-        "sm90": _why_not_sm90(q, v),
-        "fla": _why_not_fla(q, lower_bound),
-        "reference": None,
-    }
     if forced:
         if forced not in BACKENDS:
             raise ValueError(f"{source} must be one of {', '.join(BACKENDS)}, found {forced!r}")
-        obstacle = obstacles[forced]
+        obstacle = _why_not(forced, q, v, lower_bound)
         if obstacle:
             raise ValueError(f"{source} asks for {forced}, which can't run here: {obstacle}. Unset it to let Samite choose")
         return Choice(backend=forced, reason=f"forced by {source}")
     rejected: dict[str, str] = {}
     for name in BACKENDS:
-        obstacle = obstacles[name]
+        obstacle = _why_not(name, q, v, lower_bound)
         if obstacle is None:
             return Choice(backend=name, reason=_REASONS[name], rejected=rejected)
         rejected[name] = obstacle
@@ -61,10 +56,16 @@ def explain(q: Tensor, v: Tensor, *, lower_bound: float = -5.0, backend: str | N
 _REASONS = {"sm90": "Hopper device", "fla": "CUDA device, flash-linear-attention found", "reference": "nothing faster fits"}
 
 
+def _why_not(backend: str, q: Tensor, v: Tensor, lower_bound: float) -> str | None:
+    if backend == "sm90":
+        return _why_not_sm90(q, v)
+    return _why_not_fla(q, lower_bound) if backend == "fla" else None
+
+
 def _why_not_sm90(q: Tensor, v: Tensor) -> str | None:
     if q.device.type != "cuda":
         return f"q is on {q.device.type}, it needs a Hopper GPU"
-    capability = _capability(q.device)
+    capability = torch.cuda.get_device_capability(q.device)
     if capability != (9, 0):
         return f"{q.device} has compute capability {capability[0]}.{capability[1]}, it needs 9.0"
     if q.shape[-1] != _HEAD_DIM or v.shape[-1] != _HEAD_DIM:
@@ -84,11 +85,6 @@ def _why_not_fla(q: Tensor, lower_bound: float) -> str | None:
     if lower_bound >= 0:
         return f"lower_bound is {lower_bound:g}, it needs a negative one"
     return None
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 @cache
