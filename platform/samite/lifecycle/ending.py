@@ -25,14 +25,13 @@ def end_old(turn: Turn) -> None:
     job = turn.live_seen
     if live.ended_seen_at_s is None and job.job_status in ENDED:
         turn.remember_live(ended_seen_at_s=turn.now_s)
+    if _did_its_work(turn):
+        watch(turn)
+        return
     verdict = judge(turn, since_incarnation=recovery.old_incarnation)
     if submission_ended(turn):
         _keep_head_evidence(turn, verdict)
         end_attempt(turn, outcome="failed")
-        return
-    result = job.result
-    if result is not None and result.outcome in ("stage_complete", "stopped") and recovery.outcome == "Restart":
-        watch(turn)
         return
     facts = _facts(turn, verdict.evidence)
     newer = turn.ranks.incarnation > recovery.old_incarnation and turn.ranks.stepping
@@ -64,6 +63,14 @@ def end_old(turn: Turn) -> None:
     else:
         turn.act(StopSubmission(cluster_id=live.cluster_id, submission_id=live.submission_id, reason=recovery.message, evidence=facts))
         turn.wait_for(f"{live.submission_id} to stop")
+
+
+def _did_its_work(turn: Turn) -> bool:
+    """Its result arrived after all: the stage is complete, or the checkpoint that a pause had asked for is there."""
+    result = turn.live_seen.result
+    if result is None or result.submission_id != live_of(turn).submission_id:
+        return False
+    return result.outcome == "stage_complete" or (result.outcome == "stopped" and turn.memory.pause is not None)
 
 
 def _keep_head_evidence(turn: Turn, verdict: Verdict) -> None:

@@ -76,9 +76,8 @@ def judge(turn: Turn, *, since_incarnation: int | None = None) -> Verdict:
         return _failed(turn, reports, facts, over=over, lost_head=True, still=still)
     if any(state.lost for state in lost_workers):
         return _failed(turn, reports, facts, over=over, nodes=tuple(s.node.name for s in lost_workers if s.lost), still=still)
-    if over or (ended_evidence(turn) and _worth_waiting(turn) is False and sufficient(facts)):
-        return _failed(turn, reports, facts, over=over, still=still)
-    if reports or any(item.source is Source.RANK_EXIT or item.source is Source.PROCESS_TABLE for item in facts) or result_failed(turn):
+    openly = over or reports or result_failed(turn) or any(item.source in (Source.RANK_EXIT, Source.PROCESS_TABLE) for item in facts)
+    if openly or (ended_evidence(turn) and sufficient(facts)):
         return _failed(turn, reports, facts, over=over, still=still)
     return _quiet_trouble(turn, facts, still, answered=first - 1, head=bool(head), nodes=lost_workers)
 
@@ -115,6 +114,9 @@ def _failed(
         preempted_nodes=frozenset(node for node, _ in turn.memory.preempted),
         policy=turn.plan.restart,
     )
+    if seen.job_status is JobStatus.STOPPED and not (reports or nodes or lost_head):
+        message = "the Ray job was stopped, and not by this run; `samite suspend` is the way to stop it"
+        cause = Cause(failure_class=FailureClass.OPERATOR, error_type="StoppedOutside", message=message)
     return Verdict(
         failure=record_of(turn, cause, evidence, lost_head=lost_head, lost_nodes=bool(nodes)),
         over=over,
@@ -142,6 +144,7 @@ def record_of(
         evidence=evidence[:16],
         data_window=cause.data_window,
         restartable=cause.restartable and not cause.verdict,
+        verdict=cause.verdict,
         lost_nodes=lost_nodes,
         lost_head=lost_head,
         detect_s=ranks.youngest_s or 0.0,

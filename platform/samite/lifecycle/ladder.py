@@ -37,6 +37,8 @@ class Stop:
 def next_step(plan: RunPlan, memory: Memory, failure: FailureRecord, *, now_s: float, in_place: bool) -> Restart | Stop:
     """`in_place`: the submission is still alive and Ray may restart its worker group once more. `failure` is not yet part of `memory.failures`."""
     policy, failure_class = plan.restart, failure.failure_class
+    if failure.verdict:
+        return Stop(outcome=failure.verdict, reason="ExitCodeRule", message=f"{failure.message}; restart.exitCodes says {failure.verdict}")
     if not failure.restartable:
         return _stop(plan, "NoRestart", f"{failure.message}; fix the cause, then `samite resume {plan.name}`")
     if failure_class is FailureClass.NUMERIC:

@@ -119,6 +119,8 @@ class FailureRecord:
     data_window: tuple[int, int] | None = None
     restartable: bool = True
     """False for exit code 93 and rules that say so."""
+    verdict: str = ""
+    """`Hold` or `Fail` where a rule of the run about exit codes says so."""
     lost_nodes: bool = False
     lost_head: bool = False
     detect_s: float = 0.0

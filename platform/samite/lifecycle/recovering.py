@@ -56,6 +56,9 @@ def _in_place(turn: Turn) -> None:
         if not watch(turn) and turn.ranks.stepping:
             finish(turn)
         return
+    if turn.live_seen.result is not None and turn.live_seen.result.outcome == "stage_complete":
+        watch(turn)
+        return
     higher = _higher_level(turn)
     if higher is not None:
         escalate(turn, *higher)

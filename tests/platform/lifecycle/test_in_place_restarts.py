@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from samite.lifecycle import FailureClass, Phase, ProcessState, Source, StopSubmission
-from samite.lifecycle.plan import RestartPolicy
+from samite.lifecycle import FailureClass, JobStatus, Phase, ProcessState, Source, StopSubmission
+from samite.lifecycle.plan import ExitCodeRule, RestartPolicy
 from samite.lifecycle.simulation import Engine, faults, impatient, small_plan, small_run
 
 
@@ -148,3 +148,42 @@ def test_with_l1_switched_off_ray_is_given_no_restarts():
     faults.kill_rank(engine.world, 1)
     assert engine.run(600).status.phase is Phase.SUCCEEDED
     assert [record.level for record in engine.memory.recoveries] == [2]
+
+
+@pytest.mark.parametrize(("action", "wanted"), [("Hold", Phase.HELD), ("Fail", Phase.FAILED)])
+def test_an_exit_code_that_the_run_has_a_rule_for_is_answered_as_the_rule_says(action: str, wanted: Phase):
+    engine = running(exit_codes=(ExitCodeRule(codes=frozenset({41}), action=action),))
+    for _ in range(20):
+        engine.world.tick()
+        seen = engine.look()
+        quiet = tuple(replace(rank, exit_code=41, process=None, progress_age_s=30.0) for rank in seen.ranks)
+        decision = engine.turn(replace(seen, ranks=quiet))
+        if decision.status.phase is wanted:
+            break
+    assert (decision.status.phase, decision.status.reason) == (wanted, "ExitCodeRule")
+
+
+def test_a_result_that_arrives_after_its_ranks_left_completes_the_stage_and_starts_no_attempt():
+    engine = running()
+    while engine.world.running() is not None:
+        engine.world.tick()
+        if engine.world.running() is not None:
+            engine.turn()
+    seen = engine.look()
+    left = tuple(replace(rank, phase="saving") for rank in seen.ranks)
+    hidden = tuple(replace(item, result=None, job_status=JobStatus.RUNNING) for item in seen.attempts)
+    engine.turn(replace(seen, ranks=left, attempts=hidden))
+    assert engine.memory.phase is Phase.RECOVERING
+    engine.world.tick()
+    assert engine.turn(replace(engine.look(), ranks=left)).memory.stages[0].final_step == 20
+    engine.run(100)
+    assert engine.world.attempts_seen == [1, 2]
+
+
+def test_a_job_that_somebody_else_stopped_gets_a_new_attempt_and_the_status_says_so():
+    engine = running()
+    engine.world.stopping[engine.memory.live.submission_id] = engine.world.now
+    decision = engine.run(600)
+    assert decision.status.phase is Phase.SUCCEEDED
+    assert decision.status.last_failure.error_type == "StoppedOutside"
+    assert decision.status.restarts == {"operator": 1}
