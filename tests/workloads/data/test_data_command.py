@@ -112,7 +112,7 @@ def test_looking_at_a_corpus_loads_nothing_heavy(tmp_path: Path, texts: Path):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path):
     program = (
         "import sys, typer; from samite.cli import data; app = typer.Typer(); app.callback()(lambda: None); data.register(app)\n"
@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path):
     assert "reading text" in process.stderr.readline()
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=90)
+    process.communicate(timeout=200)
     assert process.returncode == 130
     assert list(tmp_path.iterdir()) == []
 

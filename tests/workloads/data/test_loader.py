@@ -208,7 +208,7 @@ def test_closing_or_dropping_a_loader_ends_its_thread(corpus: Corpus):
     next(dropped)
     del dropped
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while data_threads() > before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert data_threads() == before

@@ -153,7 +153,7 @@ def digest_of(process: subprocess.Popen) -> tuple[str, int]:
     return lines[-1].split()[1], lines.count("document")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 def test_concurrent_preparations_make_the_corpus_once(tmp_path: Path):
     processes = [child(tmp_path / "corpus", 0.02) for _ in range(4)]
     results = [digest_of(process) for process in processes]
@@ -163,7 +163,7 @@ def test_concurrent_preparations_make_the_corpus_once(tmp_path: Path):
     open_corpus(tmp_path / "corpus", verify="full")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 def test_a_killed_preparation_is_taken_over_and_cleaned_up(tmp_path: Path):
     killed = child(tmp_path / "corpus", 0.2)
     assert killed.stdout is not None
@@ -179,7 +179,7 @@ def test_a_killed_preparation_is_taken_over_and_cleaned_up(tmp_path: Path):
     assert names(tmp_path) == ["corpus"]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 def test_the_digest_does_not_depend_on_threads_or_hash_seeds(tmp_path: Path):
     settings = [{"PYTHONHASHSEED": "1", "RAYON_NUM_THREADS": "1"}, {"PYTHONHASHSEED": "2", "RAYON_NUM_THREADS": "4"}]
     processes = [child(tmp_path / str(number), 0.0, **setting) for number, setting in enumerate(settings)]

@@ -78,7 +78,7 @@ def endless(kind: str, size: int) -> str:
     }[kind]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize("kind", ["one letter", "spaces", "CJK without spaces", "base64"])
 def test_five_megabytes_without_a_border_are_prepared_in_bounded_time(tmp_path: Path, kind: str):
     text = endless(kind, 5 << 20)
