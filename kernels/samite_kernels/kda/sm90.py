@@ -9,6 +9,7 @@ delta rule (256 bytes). Nothing synchronises with the host unless `cu_seqlens` l
 operators can be captured in a CUDA graph after one warm-up call.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -158,9 +159,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward(ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    return _gradients(_backward_operator, ctx, d_o, d_final_state)
+
+
+def _gradients(run: Callable[..., Any], ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, g, beta, a_log, dt_bias, states, v_new, cu_seqlens = ctx.saved_tensors
     d_o = torch.zeros_like(v) if d_o is None else d_o
-    run = _backward_operator if torch.compiler.is_compiling() else kda_backward
     gradients = run(q, k, v, g, beta, a_log, dt_bias, states, v_new, d_o, d_final_state, cu_seqlens, ctx.scale, ctx.lower_bound)
     return (*gradients[:7], gradients[7] if ctx.has_state else None, None, None, None, None)
 
@@ -181,7 +185,7 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, gradients[0], gradients[1])
+        return _gradients(kda_backward, ctx, gradients[0], gradients[1])
 
 
 def _images(like: Tensor, tiles: int, elements: int) -> Tensor:

@@ -44,8 +44,10 @@ _BYTES_PER_TILE = {
 _KEPT = ("states", "v_new", "d_a_log_parts", "d_dt_bias_parts")
 _BYTES_PER_CHUNK_ROW = 16
 _SLOTS = 2
-_MAX_SEGMENTS = 6
-_LEAST_CHUNKS = 64
+_SHARES = ((1, 2, 4, 4, 2, 1), (1, 2, 2, 1), (1, 1))
+"""Relative sizes of the segments, finest first."""
+_LEAST_CHUNKS = 32
+"""Chunks of the smallest segment: below, the launches cost more than they hide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,12 +64,13 @@ class Segment:
 
 @lru_cache(maxsize=128)
 def segments_of(documents: Documents, device: torch.device) -> tuple[Segment, ...]:
-    """One segment for short inputs, else several of about equal size."""
+    """One segment for short inputs, else several. Those at the ends are small: there a kernel runs alone."""
     counts = documents.num_chunks(CHUNK)
     total = sum(counts)
-    wanted = max(1, min(_MAX_SEGMENTS, total // _LEAST_CHUNKS))
+    shares = next((shares for shares in _SHARES if total >= _LEAST_CHUNKS * sum(shares)), (1,))
+    wanted = len(shares)
     if documents.count == 1:
-        bounds = [total * index // wanted for index in range(wanted + 1)]
+        bounds = [total * share // sum(shares) for share in accumulate(shares, initial=0)]
         return tuple(_segment(start, stop, 0, (stop - start,), device) for start, stop in pairwise(bounds))
     segments: list[Segment] = []
     start = first = chunks = 0

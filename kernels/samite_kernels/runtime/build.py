@@ -11,6 +11,7 @@ with its holder; waiting is bounded and says who builds. A half-written library 
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -116,6 +117,28 @@ def compile_library(compiler: Path, library: Path) -> str:
             raise BuildError(f"{' '.join(command)} failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
         output.replace(library)
     return done.stdout + done.stderr
+
+
+def resources(report: str) -> dict[str, dict[str, int]]:
+    """Registers, spilled bytes and static shared memory of each kernel, from the compiler's report; a flag's value stands in `<>`."""
+    found: dict[str, dict[str, int]] = {}
+    name = ""
+    for line in report.splitlines():
+        entry = re.search(r"Compiling entry function '\w*?_cu_[0-9a-f]{8}(?:_\d+)?(\d+)(\w+)'", line)
+        if entry:
+            length = int(entry[1][-2:]) if int(entry[1][-2:]) < len(entry[2]) else int(entry[1][-1])
+            flag = re.match(r"ILb(\d)E", entry[2][length:])
+            name = entry[2][:length] + (f"<{flag[1]}>" if flag else "")
+            found[name] = {"registers": 0, "spill_bytes": 0, "shared_bytes": 0}
+        for key, pattern in (
+            ("registers", r"Used (\d+) registers"),
+            ("spill_bytes", r"(\d+) bytes spill stores"),
+            ("shared_bytes", r"(\d+) bytes smem"),
+        ):
+            number = re.search(pattern, line)
+            if number and name:
+                found[name][key] = int(number[1])
+    return found
 
 
 def _cache_folder() -> Path:

@@ -1,0 +1,159 @@
+"""The build of the CUDA sources: one build for many waiters, locks that die with their holder, nothing half-written, real nvcc."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from samite_kernels.runtime import build
+
+ROOT = Path(build.__file__).resolve().parents[2]
+RESOURCES = ROOT / "benchmarks" / "resources.json"
+ASK = "from samite_kernels.runtime.build import library_path; print(library_path())"
+FAKE_NVCC = """#!/bin/sh
+if [ "$1" = --version ]; then echo fake 1.0; exit 0; fi
+echo build >> "$FAKE_LOG"
+while [ "$1" != -o ]; do shift; done
+printf half > "$2"
+sleep "${FAKE_SLEEP_S:-0}"
+if [ -n "$FAKE_FAIL" ]; then echo "error: no space left on device" >&2; exit 2; fi
+printf whole > "$2"
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A fake compiler, a cache of its own, and no prebuilt library that fits."""
+    compiler = tmp_path / "nvcc"
+    compiler.write_text(FAKE_NVCC)
+    compiler.chmod(0o755)
+    # A copy of the sources with one more line, so that a library prebuilt for the real ones isn't found.
+    package = tmp_path / "package" / "samite_kernels"
+    subprocess.run(["cp", "-r", str(ROOT / "samite_kernels"), str(package.parent.mkdir() or package)], check=True)
+    with (package / "csrc" / "sm90_errors.cu").open("a") as file:
+        file.write("// another digest\n")
+    own = {"SAMITE_NVCC": str(compiler), "SAMITE_KERNELS_CACHE": str(tmp_path / "cache"), "FAKE_LOG": str(tmp_path / "log")}
+    return dict(os.environ) | own | {"PYTHONPATH": str(package.parent)}
+
+
+def ask(environment: dict[str, str], **more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", ASK]
+    return subprocess.Popen(command, env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def result(process: "subprocess.Popen[str]") -> str:
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return Path(out.strip()).read_text()
+
+
+def wait_for_build(environment: dict[str, str], count: int = 1) -> None:
+    deadline = time.monotonic() + 30
+    log = Path(environment["FAKE_LOG"])
+    while not log.exists() or log.read_text().count("build") < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_eight_ranks_at_once_build_once_and_see_the_whole_library(environment: dict[str, str]) -> None:
+    ranks = [ask(environment, FAKE_SLEEP_S="1") for _ in range(8)]
+    assert [result(rank) for rank in ranks] == ["whole"] * 8
+    assert Path(environment["FAKE_LOG"]).read_text().count("build") == 1
+
+
+def test_a_killed_builder_leaves_no_lock_behind(environment: dict[str, str]) -> None:
+    builder = ask(environment, FAKE_SLEEP_S="60")
+    wait_for_build(environment)
+    waiter = ask(environment)
+    os.killpg(builder.pid, signal.SIGKILL)
+    builder.communicate()
+    assert result(waiter) == "whole"
+    assert Path(environment["FAKE_LOG"]).read_text().count("build") == 2
+
+
+def test_a_stopped_builder_is_named_when_the_wait_ends(environment: dict[str, str]) -> None:
+    builder = ask(environment, FAKE_SLEEP_S="60")
+    wait_for_build(environment)
+    os.killpg(builder.pid, signal.SIGSTOP)
+    waiter = ask(environment, SAMITE_KERNELS_BUILD_WAIT_S="1")
+    _, err = waiter.communicate(timeout=60)
+    os.killpg(builder.pid, signal.SIGKILL)
+    builder.communicate()
+    assert waiter.returncode != 0
+    assert f"process {builder.pid} on" in err
+    assert "SAMITE_KERNELS_BUILD_WAIT_S" in err
+
+
+def test_a_failed_build_leaves_nothing_and_shows_the_compilers_words(environment: dict[str, str]) -> None:
+    _, err = ask(environment, FAKE_FAIL="1").communicate(timeout=60)
+    assert "no space left on device" in err
+    assert not [path for path in Path(environment["SAMITE_KERNELS_CACHE"]).rglob("*") if path.suffix == ".so"]
+    assert result(ask(environment)) == "whole"
+
+
+def test_other_sources_get_another_library(environment: dict[str, str]) -> None:
+    first = ask(environment).communicate(timeout=60)[0]
+    with (Path(environment["PYTHONPATH"]) / "samite_kernels" / "csrc" / "sm90_errors.cu").open("a") as file:
+        file.write("// version two\n")
+    second = ask(environment).communicate(timeout=60)[0]
+    assert first != second
+
+
+def test_a_prebuilt_library_is_taken_before_any_compiler(environment: dict[str, str]) -> None:
+    script = "from samite_kernels.runtime import build; print(build.build_into(build.PREBUILT_FOLDER))"
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True)
+    out, _ = ask(environment | {"SAMITE_NVCC": "/nowhere"}).communicate(timeout=60)
+    assert "/prebuilt/" in out
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    """Registers, spills and static shared memory of every kernel, from a real build for sm_90a."""
+    try:
+        compiler = build.find_compiler()
+    except build.BuildError as missing:
+        pytest.skip(str(missing))
+    report = build.compile_library(compiler, tmp_path_factory.mktemp("nvcc") / "library.so")
+    return build.resources(report)
+
+
+@pytest.mark.slow
+def test_every_kernel_builds_for_hopper_without_spills(compiled: dict[str, dict[str, int]]) -> None:
+    assert {"prepare<0>", "prepare<1>", "scan<0>", "scan<1>", "reverse_scan", "gradient", "reduce"} <= set(compiled)
+    assert {name: kernel["spill_bytes"] for name, kernel in compiled.items() if kernel["spill_bytes"]} == {}
+
+
+@pytest.mark.slow
+def test_registers_stay_as_recorded(compiled: dict[str, dict[str, int]]) -> None:
+    recorded = json.loads(RESOURCES.read_text())
+    grown = {name: (recorded[name], kernel) for name, kernel in compiled.items() if kernel["registers"] > recorded[name]["registers"]}
+    assert grown == {}, "more registers than benchmarks/resources.json records: look why, then record again"
+
+
+def test_argument_blocks_mirror_the_header() -> None:
+    import ctypes
+
+    from samite_kernels.kda import sm90_launch
+
+    header = (build.SOURCE_FOLDER / "include" / "arguments.cuh").read_text()
+    blocks = re.findall(r"struct (\w+Arguments) \{(.*?)\n\};", header, flags=re.DOTALL)
+    assert len(blocks) == 5
+    for name, body in blocks:
+        fields = re.findall(r"^    (?:const )?(\w+)(\*?) (\w+);", body, flags=re.MULTILINE)
+        kinds = {"int32_t": ctypes.c_int32, "float": ctypes.c_float}
+        wanted = [(field, ctypes.c_void_p if pointer else kinds[kind]) for kind, pointer, field in fields]
+        assert list(getattr(sm90_launch, name)._fields_) == wanted, name
+
+
+def test_no_source_includes_torch_and_none_is_too_long() -> None:
+    for path in build.sources():
+        text = path.read_text()
+        assert "torch/" not in text, path
+        assert text.count("\n") < 600, path
+        assert path.suffix == ".cuh" or path.name.startswith("sm90_"), path
