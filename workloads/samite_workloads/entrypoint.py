@@ -47,9 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_rank(attempt: AttemptSpec, facts: "RankFacts") -> int:
     """This process is the rank of `facts`: train, and leave a report if that fails. Returns the exit code."""
-    from samite_workloads.train.failures import EXIT_DO_NOT_RESTART, EXIT_FAILED, is_permanent
+    from samite_workloads.train.failures import is_permanent
     from samite_workloads.train.loop import train_stage
     from samite_workloads.train.outcome import fail, finish
+    from samite_workloads.train.reports import EXIT_DO_NOT_RESTART, EXIT_FAILED
 
     try:
         result = train_stage(attempt, facts)

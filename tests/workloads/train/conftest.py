@@ -110,7 +110,9 @@ def new_attempt(tmp_path: Path, document: dict[str, Any]) -> Callable[..., Attem
 def start_processes() -> Iterator[Callable[..., list[Any]]]:
     """Starts `target(*args)` once for each entry of `arguments`, forked from a server that has torch loaded already. Kills whatever is left."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["samite_workloads.train.loop"])
+    context.set_forkserver_preload(
+        ["samite_workloads.train.loop", "torch._dynamo", "awscrt.checksums", "numpy.random", "samite.lifecycle.handover"]
+    )
     started: list[Any] = []
 
     def start(target: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> list[Any]:

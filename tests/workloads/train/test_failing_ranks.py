@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from samite_workloads.train.failures import first_cause
+from samite_workloads.train.reports import first_cause
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_stops_all_ranks_before_the_update(

@@ -17,9 +17,10 @@ from samite_workloads.faults import Fault, FaultPlan, InjectedFaultError, parse_
 from samite_workloads.heartbeat import HeartbeatFile, stacks_on_signal
 from samite_workloads.parallel.clip import clip_coefficient, squared_norms
 from samite_workloads.parallel.group import interface_of
-from samite_workloads.train.failures import failure_class, first_cause, is_permanent, may_restart_in_place, report_of, write_report
+from samite_workloads.train.failures import failure_class, is_permanent, report_of
 from samite_workloads.train.numeric import NonFiniteError
 from samite_workloads.train.ranks import address_towards, plain_facts
+from samite_workloads.train.reports import first_cause, may_restart_in_place, write_report
 
 
 def heartbeat(tmp_path):

@@ -1,12 +1,11 @@
-"""From an exception to a failure report: what kind it is, whether it may be tried again, and the file that says so.
+"""From an exception to a failure report: what kind it is, and whether it may be tried again.
 
 A rank reports before it dies. When one rank dies, the others see a closed connection: what they report never counts as the cause while any other
-report exists.
+report exists (`reports.first_cause`).
 """
 
 import time
 import traceback
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,13 +13,7 @@ import torch.distributed as dist
 from samite.errors import SamiteError, SpecError, TemporaryError, UsageError, WaitTimeoutError
 from samite.spec.attempt import FailureReport
 from samite_workloads.train.numeric import NonFiniteError
-
-EXIT_FAILED = 1
-EXIT_DO_NOT_RESTART = 93
-"""The driver's exit code for what no restart can repair: a bad spec, a missing hand-over, refused permissions."""
-
-PEER_LOST = "PeerLostError"
-"""Error type of a report about a collective that failed because another rank is gone: the cause stands in that rank's report."""
+from samite_workloads.train.reports import PEER_LOST
 
 _LOST_PEER_WORDS = (
     "connection closed by peer",
@@ -44,11 +37,6 @@ class HandoverMissingError(UsageError):
 def is_permanent(error: BaseException) -> bool:
     """Whether a restart can't help: exit code 93."""
     return isinstance(error, SamiteError) and not isinstance(error, (TemporaryError, WaitTimeoutError))
-
-
-def may_restart_in_place(report: FailureReport) -> bool:
-    """Whether the worker group may simply be started again (L1). Numbers and memory fail again the same way: the ladder decides."""
-    return report.restartable and report.failure_class not in ("numeric", "oom")
 
 
 def failure_class(error: BaseException) -> str:
@@ -85,28 +73,6 @@ def report_of(error: BaseException, *, rank: int, node: str, incarnation: int, s
         data_window=error.rows if isinstance(error, NonFiniteError) else None,
         restartable=not is_permanent(error),
     )
-
-
-def write_report(folder: Path, report: FailureReport) -> Path:
-    """Store `report` under a name of its own; the first report of a rank and incarnation stays."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"incarnation-{report.incarnation}-rank-{report.rank}.json"
-    if not path.exists():
-        report.write(path)
-    return path
-
-
-def read_reports(folder: Path, incarnation: int | None = None) -> list[FailureReport]:
-    """Reports of `folder`, oldest first, of one incarnation or of all."""
-    reports = [FailureReport.read(path) for path in sorted(folder.glob("incarnation-*.json"))]
-    chosen = [r for r in reports if incarnation is None or r.incarnation == incarnation]
-    return sorted(chosen, key=lambda r: r.time_unix_s)
-
-
-def first_cause(reports: list[FailureReport]) -> FailureReport | None:
-    """The report that explains the failure: the earliest that is not about a lost peer, else the earliest."""
-    causes = [r for r in reports if r.error_type != PEER_LOST]
-    return min(causes or reports, key=lambda r: r.time_unix_s, default=None)
 
 
 def _message(error: BaseException) -> str:

@@ -2,11 +2,18 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samite.spec.attempt import AttemptResult, AttemptSpec, FailureReport, Heartbeat
-from samite_workloads.train.failures import first_cause, read_reports, report_of, write_report
-from samite_workloads.train.ranks import RankFacts
-from samite_workloads.train.session import attempt_folder
+from samite_workloads.train.reports import first_cause, read_reports, write_report
+
+if TYPE_CHECKING:
+    from samite_workloads.train.ranks import RankFacts
+
+
+def attempt_folder(attempt: AttemptSpec) -> Path:
+    """`attempts/<submission id>` of the run folder."""
+    return Path(attempt.run_folder) / "attempts" / attempt.submission_id
 
 
 def finish(attempt: AttemptSpec, result: AttemptResult) -> None:
@@ -16,11 +23,13 @@ def finish(attempt: AttemptSpec, result: AttemptResult) -> None:
     result.write(folder / "result.json")
 
 
-def fail(attempt: AttemptSpec, facts: RankFacts, error: BaseException, *, conclude: bool = True) -> FailureReport:
+def fail(attempt: AttemptSpec, facts: "RankFacts", error: BaseException, *, conclude: bool = True) -> FailureReport:
     """Report `error` of this rank. `conclude` also stores the attempt's result, by the cause as far as reports tell it.
 
     Without a driver the last rank to fail writes the last word; the cause is the same whoever writes it.
     """
+    from samite_workloads.train.failures import report_of
+
     beat = last_heartbeat(attempt, facts.rank)
     incarnation = beat.incarnation if beat and beat.submission_id == attempt.submission_id else 0
     report = report_of(error, rank=facts.rank, node=facts.node, incarnation=incarnation, step=beat.step if beat else -1)

@@ -10,19 +10,19 @@ snapshot file would refuse to start when one of them has been pruned. Every atte
 import os
 import sys
 import traceback
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ray
-from ray.train import ScalingConfig, TrainingFailedError, UserCallback
+from ray.train import ScalingConfig, TrainingFailedError
 from ray.train.torch import TorchTrainer
 from ray.train.v2.api.config import FailureConfig, RunConfig
 
 from samite.spec.attempt import AttemptSpec, FailureReport
-from samite_workloads.train.failures import EXIT_DO_NOT_RESTART, EXIT_FAILED, write_report
-from samite_workloads.train.outcome import failed_result, failures_folder, finish, incarnation_of, read_result
-from samite_workloads.train.ray_worker import RendezvousConfig, run_worker
+from samite_workloads.train.outcome import failed_result, finish, read_result
+from samite_workloads.train.ray_rendezvous import RendezvousConfig
+from samite_workloads.train.ray_reports import ReportForTheDead
+from samite_workloads.train.ray_worker import run_worker
+from samite_workloads.train.reports import EXIT_DO_NOT_RESTART, EXIT_FAILED
 
 CONTROLLER_SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
@@ -63,7 +63,7 @@ def _trainer(attempt: AttemptSpec) -> TorchTrainer:
     return TorchTrainer(
         run_worker,
         train_loop_config={"attempt": attempt.to_json()},
-        torch_config=RendezvousConfig(backend="nccl" if gpus else "gloo"),
+        torch_config=RendezvousConfig(backend="nccl" if gpus else "gloo"),  # type: ignore[arg-type]  # see ray_rendezvous
         scaling_config=ScalingConfig(
             num_workers=attempt.num_workers,
             use_gpu=bool(gpus),
@@ -85,33 +85,3 @@ def _failed(attempt: AttemptSpec, message: str) -> int:
     finish(attempt, result)
     restartable = result.failure is None or result.failure.get("restartable", True)
     return EXIT_FAILED if restartable else EXIT_DO_NOT_RESTART
-
-
-class ReportForTheDead(UserCallback):
-    """Runs in Ray's controller: writes the failure report of ranks that could not write their own, because they were killed."""
-
-    def __init__(self, attempt: str) -> None:
-        self._attempt = attempt
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
-        """One report for each rank without one; a report that is already there stays."""
-        attempt = AttemptSpec.from_json(self._attempt)
-        for rank, error in worker_exceptions.items():
-            report = FailureReport(
-                failure_class="infra",
-                error_type=type(error).__name__,
-                message=str(error)[:4000],
-                rank=rank,
-                incarnation=incarnation_of(attempt),
-            )
-            write_report(failures_folder(attempt), replace(report, **_where(attempt, rank)))
-
-
-def _where(attempt: AttemptSpec, rank: int) -> dict[str, Any]:
-    import time
-
-    from samite_workloads.train.outcome import last_heartbeat
-
-    beat = last_heartbeat(attempt, rank)
-    place = {"node": beat.node, "step": beat.step} if beat is not None and beat.submission_id == attempt.submission_id else {}
-    return {"time_unix_s": time.time(), **place}

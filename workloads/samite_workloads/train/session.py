@@ -19,6 +19,7 @@ from samite_workloads import faults
 from samite_workloads.heartbeat import HeartbeatFile, stacks_on_signal
 from samite_workloads.parallel.group import Groups, start_groups, stop_groups
 from samite_workloads.train.control import ControlFolder
+from samite_workloads.train.outcome import attempt_folder
 from samite_workloads.train.plan import TrainPlan
 from samite_workloads.train.ranks import RankFacts
 
@@ -47,11 +48,6 @@ class Session:
     def elapsed_s(self) -> float:
         """Seconds since the process group stood."""
         return time.monotonic() - self.began_s
-
-
-def attempt_folder(attempt: AttemptSpec) -> Path:
-    """`attempts/<submission id>` of the run folder."""
-    return Path(attempt.run_folder) / "attempts" / attempt.submission_id
 
 
 @contextmanager
@@ -99,7 +95,7 @@ def _groups(facts: RankFacts) -> Iterator[Groups]:
 def make_deterministic(facts: RankFacts, seed: int) -> None:
     """Same inputs, same bits. One thread per rank on CPU: several ranks on one machine otherwise fight for its cores."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms, which would also load the compiler: 2 s at each start
+    torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(seed)
     if facts.device_type == "cpu":
