@@ -12,6 +12,7 @@ from samite.lifecycle import (
     NodeFact,
     NodeSays,
     Observed,
+    Phase,
     ProcessState,
     Source,
 )
@@ -120,3 +121,17 @@ def test_two_independent_facts_are_acted_on(first: str, second: str):
         if decision.destructive or engine.memory.attempt > 1:
             return
     raise AssertionError((decision.status.phase, decision.status.message))
+
+
+@pytest.mark.parametrize(
+    "name", ["every heartbeat is old", "every process is idle", "one stack differs", "ray says failed", "ray does not know it"]
+)
+def test_a_suspicion_on_one_fact_is_no_failure_and_costs_nothing(name: str):
+    engine = healthy()
+    for _ in range(100):
+        engine.world.tick(2.0)
+        decision = engine.turn(FACTS[name](engine.look()))
+    assert decision.status.phase is Phase.RUNNING
+    assert decision.status.restarts == {}
+    assert decision.status.last_failure is None
+    assert "samite.failure.detected" not in [event.name for event in engine.events]

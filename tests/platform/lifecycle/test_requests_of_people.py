@@ -180,3 +180,17 @@ def test_an_excluded_node_is_not_used_again_until_it_is_released():
     assert engine.turn().status.condition("Quarantining").status == "True"
     ask(engine, RequestKind.UNCORDON, argument="n1")
     assert engine.turn().status.excluded_nodes == ()
+
+
+@pytest.mark.parametrize("wish", ["suspend", "cancel"])
+def test_nothing_is_released_under_a_submission_that_still_stops_within_its_patience(wish: str):
+    engine = running(suspend_checkpoint=False)
+    engine.world.stop_s = 40.0
+    faults.put_rank_to_sleep(engine.world, 0)
+    setattr(engine.world, wish, True)
+    for _ in range(38):
+        decision = engine.turn()
+        assert not any(isinstance(action, ReleaseCluster) for action in decision.actions)
+        assert engine.memory.live is not None
+        engine.world.tick()
+    assert engine.run(100).status.phase in (Phase.SUSPENDED, Phase.CANCELLED)
