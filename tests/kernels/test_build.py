@@ -145,7 +145,7 @@ def test_argument_blocks_mirror_the_header() -> None:
     blocks = re.findall(r"struct (\w+Arguments) \{(.*?)\n\};", header, flags=re.DOTALL)
     assert len(blocks) == 5
     for name, body in blocks:
-        fields = re.findall(r"^    (?:const )?(\w+)(\*?) (\w+);", body, flags=re.MULTILINE)
+        fields = re.findall(r"^    (?:const )?([\w ]+?)(\*?) (\w+);", body, flags=re.MULTILINE)
         kinds = {"int32_t": ctypes.c_int32, "float": ctypes.c_float}
         wanted = [(field, ctypes.c_void_p if pointer else kinds[kind]) for kind, pointer, field in fields]
         assert list(getattr(sm90_launch, name)._fields_) == wanted, name

@@ -7,7 +7,8 @@
 //   output    O' = S' (s q e^G)' + Vn' A_qk'         the second warpgroup, one chunk behind, from bfloat16 copies of S' and Vn'
 //   load      one thread streams the factors of both through two rings of bulk copies
 //
-// The copies that the output warpgroup reads are tile images: the same bulk copies save them for the backward.
+// The copies that the output warpgroup reads are tile images: bulk copies save them for the backward. With few chains the device is mostly
+// idle and only the chain's own speed counts: without `o`, the second warpgroup just saves, and sm90_kda_output.cu makes the outputs.
 
 #include "include/arguments.cuh"
 #include "include/registers.cuh"
@@ -69,6 +70,7 @@ __device__ __forceinline__ void load_chunks(ScanShared& shared, const ScanArgume
         ptx::bulk_load(ptx::shared_address(stage.keep), arguments.keep + tile * kDim, kDecayBytes, full);
         ptx::bulk_load(ptx::shared_address(stage.k_kept), arguments.k_kept + tile * kTokenImageBytes, kTokenImageBytes, full);
 
+        if (!arguments.o) continue;
         OutputStage& output = shared.output[n % kOutputStages];
         full = output_full(shared, n % kOutputStages);
         ptx::barrier_wait(output_empty(shared, n % kOutputStages), ((n / kOutputStages) & 1) ^ 1);
@@ -174,10 +176,34 @@ __device__ __forceinline__ void write_chunk(unsigned char* warp_o, const uint32_
     __syncwarp();
 }
 
+// Each warp saves its 16 rows of a chunk's copies.
+__device__ __forceinline__ void save_copies(const Copies& copies, const ScanArguments& arguments, int64_t tile, int half) {
+    const int warp = (threadIdx.x >> 5) & 3;
+    const bool first_lane = (threadIdx.x & 31) == 0;
+    unsigned char* states = arguments.states + tile * kStateImageBytes + half * 2 * kPanelBytes + warp * 2048;
+    const uint32_t from = ptx::shared_address(copies.state) + warp * 2048;
+    ptx::bulk_store_if(first_lane, states, from, 2048);
+    ptx::bulk_store_if(first_lane, states + kPanelBytes, from + kPanelBytes, 2048);
+    ptx::bulk_store_if(first_lane, arguments.v_new + tile * kTokenImageBytes + half * kHalfImageBytes + warp * 2048,
+                       ptx::shared_address(copies.v_new) + warp * 2048, 2048);
+    ptx::bulk_store_commit();
+}
+
+__device__ __forceinline__ void save_all(ScanShared& shared, const ScanArguments& arguments, int first_chunk, int num_chunks, int head, int half) {
+    for (int n = 0; n < num_chunks; ++n) {
+        ptx::barrier_wait(copies_full(shared, n & 1), (n >> 1) & 1);
+        __syncwarp();
+        save_copies(shared.copies[n & 1], arguments, (static_cast<int64_t>(first_chunk) + n) * arguments.num_heads + head, half);
+        ptx::bulk_store_wait_read<0>();
+        __syncwarp();
+        ptx::barrier_arrive(copies_empty(shared, n & 1));
+    }
+}
+
 template <bool Save>
 __device__ __forceinline__ void write_outputs(ScanShared& shared, const ScanArguments& arguments, int first_chunk, int num_chunks, int head,
                                               int half) {
-    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    const int warp = (threadIdx.x >> 5) & 3;
     const int64_t row_stride = static_cast<int64_t>(arguments.num_heads) * kDim;
     __nv_bfloat16* heads_o = arguments.o + static_cast<int64_t>(head) * kDim + half * kHalf + warp * 16;
     uint32_t packed[16];
@@ -199,16 +225,7 @@ __device__ __forceinline__ void write_outputs(ScanShared& shared, const ScanArgu
 #pragma unroll
         for (int s = 0; s < 4; ++s) ptx::wgmma_ss<0, 0>(out, v_new.along(s), scores.along(s));
         ptx::wgmma_commit();
-        if (Save) {
-            // Each warp saves its 16 rows.
-            unsigned char* states = arguments.states + tile * kStateImageBytes + half * 2 * kPanelBytes + warp * 2048;
-            const uint32_t from = ptx::shared_address(copies.state) + warp * 2048;
-            ptx::bulk_store_if(lane == 0, states, from, 2048);
-            ptx::bulk_store_if(lane == 0, states + kPanelBytes, from + kPanelBytes, 2048);
-            ptx::bulk_store_if(lane == 0, arguments.v_new + tile * kTokenImageBytes + half * kHalfImageBytes + warp * 2048,
-                               ptx::shared_address(copies.v_new) + warp * 2048, 2048);
-            ptx::bulk_store_commit();
-        }
+        if (Save) save_copies(copies, arguments, tile, half);
         // The outputs of the chunk before, while these are in flight. Packed: accumulators must not be touched now.
         write_chunk(shared.o[warp], packed, heads_o + before.first_token * row_stride, row_stride, before.rows);
         if (Save) ptx::bulk_store_wait_read<0>();
@@ -255,7 +272,11 @@ __global__ void __launch_bounds__(kThreads, 1) scan(const __grid_constant__ Scan
         run_chain(shared, arguments, num_chunks, state_offset, half);
     } else if (role == 1) {
         ptx::registers_down_to<152>();
-        write_outputs<Save>(shared, arguments, first_chunk, num_chunks, head, half);
+        if (Save && !arguments.o) {
+            save_all(shared, arguments, first_chunk, num_chunks, head, half);
+        } else {
+            write_outputs<Save>(shared, arguments, first_chunk, num_chunks, head, half);
+        }
     } else {
         ptx::registers_down_to<40>();
         if (threadIdx.x == 2 * kGroup) {

@@ -45,6 +45,7 @@ ScanArguments = _block(
     "minus_w q_grown k_kept u_transposed scores keep chunks first_chunk initial_state final_state o states v_new",
     "num_documents num_heads",
 )
+OutputArguments = _block("OutputArguments", "q_grown scores states v_new chunks o", "num_chunks num_heads")
 ReverseScanArguments = _block(
     "ReverseScanArguments",
     "minus_w q_grown k_kept scores keep chunks first_chunk d_o d_final_state d_initial_state d_states d_v_new",
@@ -61,6 +62,7 @@ ReduceArguments = _block("ReduceArguments", "d_a_log_parts d_dt_bias_parts d_a_l
 prepare_forward = declare("sm90_kda_prepare_forward")
 prepare_backward = declare("sm90_kda_prepare_backward")
 scan = declare("sm90_kda_scan")
+output = declare("sm90_kda_output")
 reverse_scan = declare("sm90_kda_reverse_scan")
 gradient = declare("sm90_kda_gradient")
 reduce = declare("sm90_kda_reduce")

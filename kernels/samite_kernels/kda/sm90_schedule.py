@@ -6,8 +6,9 @@ segments and the scan runs on a second stream of higher priority, one segment be
     forward    main  P0 P1 P2 P3 ...          backward    main  P3 P2 G3 P1 G2 P0 G1 G0
                side     S0 S1 S2 ...                      side     R3 R2   R1   R0
 
-Two segments of factors exist at a time. Within one document the state passes from segment to segment in float32; several documents are
-cut between documents. Called by `sm90`; both streams are joined before it returns.
+With few chains the forward scan leaves the outputs to a parallel kernel, in the place that the gradient has in the backward. Two segments
+of factors exist at a time. Within one document the state passes from segment to segment in float32; several documents are cut between
+documents. Called by `sm90`; both streams are joined before it returns.
 """
 
 from collections.abc import Mapping
@@ -44,6 +45,8 @@ _BYTES_PER_TILE = {
 _KEPT = ("states", "v_new", "d_a_log_parts", "d_dt_bias_parts")
 _BYTES_PER_CHUNK_ROW = 16
 _SLOTS = 2
+_FEW_CHAINS = 24
+"""Documents times heads of a segment up to which a scan is bound by its own latency and not by what it shares with other kernels."""
 _SHARES = ((1, 2, 4, 4, 2, 1), (1, 2, 2, 1), (1, 1))
 """Relative sizes of the segments, finest first."""
 _LEAST_CHUNKS = 32
@@ -98,6 +101,10 @@ def run_forward(
     segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, *, initial_state: Tensor | None, final_state: Tensor
 ) -> None:
     """Prepare and scan. `inputs` holds everything but factors and states; fills `o`, `final_state`, and `states`, `v_new` if given."""
+    chains = segments[-1].num_documents * int(numbers["num_heads"])
+    if chains <= _FEW_CHAINS:
+        _run_forward_apart(segments, inputs, numbers, initial_state=initial_state, final_state=final_state)
+        return
     work = _Work(segments, inputs, numbers, FORWARD_FACTORS, final_state)
     state = initial_state
     scanned: list[torch.cuda.Event | None] = []
@@ -111,6 +118,33 @@ def run_forward(
             kernels.scan(fill(kernels.ScanArguments, part, **work.chains(segment)), work.device)
         scanned.append(work.lane.mark())
     work.lane.join()
+
+
+def _run_forward_apart(
+    segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, *, initial_state: Tensor | None, final_state: Tensor
+) -> None:
+    """The same with outputs made by a kernel of their own, from saved states."""
+    kept = () if inputs.get("states") else ("states", "v_new")
+    work = _Work(segments, inputs, numbers, FORWARD_FACTORS + kept, final_state)
+    state = initial_state
+    waiting: tuple[Addresses, Segment, torch.cuda.Event | None] | None = None
+    for index, segment in enumerate(segments):
+        part = work.part(index, segment)
+        kernels.prepare_forward(fill(kernels.PrepareArguments, part, **work.sizes(segment)), work.device)
+        state = work.pass_state(part, segment, ("initial_state", "final_state"), state, last=index == len(segments) - 1)
+        with work.lane.behind_main():
+            kernels.scan(fill(kernels.ScanArguments, part | {"o": 0}, **work.chains(segment)), work.device)
+        if waiting is not None:
+            _run_output(work, *waiting)
+        waiting = (part, segment, work.lane.mark())
+    if waiting is not None:
+        _run_output(work, *waiting)
+
+
+def _run_output(work: "_Work", part: Addresses, segment: Segment, scanned: torch.cuda.Event | None) -> None:
+    work.lane.main_waits(scanned)
+    sizes = {"num_chunks": segment.stop - segment.start, "num_heads": work.num_heads}
+    kernels.output(fill(kernels.OutputArguments, part, **sizes), work.device)
 
 
 def run_backward(
@@ -169,7 +203,7 @@ class _Work:
         if segment.start > 0:
             part["chunks"] += segment.start * _BYTES_PER_CHUNK_ROW
             for name in _KEPT:
-                if name in part:
+                if name in self.inputs:
                     part[name] += segment.start * self.num_heads * _BYTES_PER_TILE[name]
         return part
 

@@ -39,10 +39,21 @@ struct ScanArguments {
     const int32_t* first_chunk;   // [documents + 1]
     const float* initial_state;   // [documents, heads, 128 k, 128 v] or null
     float* final_state;           // the same, or null
-    __nv_bfloat16* o;             // [tokens, heads, 128]
+    __nv_bfloat16* o;             // [tokens, heads, 128]; null: states and v_new are saved and outputs left to sm90_kda_output
     unsigned char* states;        // state image per tile (S transposed, before the chunk), or null
     unsigned char* v_new;         // [128 v, 64 i] image per tile, or null
     int32_t num_documents;
+    int32_t num_heads;
+};
+
+struct OutputArguments {
+    const unsigned char* q_grown;
+    const unsigned char* scores;
+    const unsigned char* states;
+    const unsigned char* v_new;
+    const Chunk* chunks;
+    __nv_bfloat16* o;
+    int32_t num_chunks;
     int32_t num_heads;
 };
 

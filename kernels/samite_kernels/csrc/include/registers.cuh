@@ -18,7 +18,7 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[N / 2], const float (&d
 // Writes this warp's 16 rows of an operand to an image of 64 rows, `Steps` steps of 16 columns.
 template <int Steps>
 __device__ __forceinline__ void store_rows(unsigned char* image, const uint32_t (&a)[Steps * 4]) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int row = warp * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
     const uint32_t base = ptx::shared_address(image);
 #pragma unroll
