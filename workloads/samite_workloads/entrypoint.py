@@ -1,12 +1,12 @@
 """The program of an attempt: one rank by hand, several under torchrun, or the driver of a Ray job.
 
-    python   -m samite_workloads.entrypoint --attempt attempt.json            one rank
-    torchrun --nproc-per-node 2 -m samite_workloads.entrypoint --attempt ...  several ranks
+    python   -m samite_workloads.entrypoint --attempt attempt.json    one rank
+    torchrun --standalone --nproc-per-node 2 -m samite_workloads.entrypoint --attempt ...    several ranks
     python   -m samite_workloads.entrypoint --attempt attempt.json --ray      driver of a Ray job (what the engines submit)
     python   -m samite_workloads.entrypoint --run run.yaml --stage 0 --folder DIR    no attempt yet: make one and run it
     python   -m samite_workloads.entrypoint --run run.yaml --folder DIR --ranks 2 --only-write    make one for torchrun and print its path
 
-Exit code 0: stage complete or stopped as asked; 1: failed, may be tried again; 93: failed, and no restart can help. How it ended stands in
+Exit code 0: stage complete or stopped as asked; 1: failed, may be tried again; 93: failed, and no restart can help; 3: run.yaml is no valid spec. How it ended stands in
 `attempts/<submission id>/result.json`, each rank's failure in `failures/`.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samite.errors import SpecError
 from samite.spec.attempt import AttemptSpec
 
 if TYPE_CHECKING:
@@ -30,7 +31,12 @@ os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one attempt; returns the exit code."""
     options = _parser().parse_args(arguments)
-    path = Path(options.attempt) if options.attempt else attempt_by_hand(options.run, options.stage, options.folder, options.ranks)
+    try:
+        path = Path(options.attempt) if options.attempt else attempt_by_hand(options.run, options.stage, options.folder, options.ranks)
+    except SpecError as error:
+        problems = [f"  {p.line or ''}  {p.path}: wanted {p.wanted}, found {p.found}" for p in error.problems]
+        sys.stderr.write("\n".join([str(error), *problems]) + "\n")
+        return error.exit_code
     if options.only_write:
         _say(str(path))
         return 0

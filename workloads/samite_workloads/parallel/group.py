@@ -14,6 +14,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40
@@ -29,6 +30,8 @@ class Rendezvous:
     host: str
     port: int
     node_address: str
+    store_is_hosted: bool = False
+    """Whether somebody else (torchrun's agent) already serves the store at `port`; otherwise rank 0 does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,11 @@ def start_groups(meeting: Rendezvous, *, device_type: str, timeout_s: float = 18
     timeout = timedelta(seconds=timeout_s)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    serves = meeting.rank == 0 and not meeting.store_is_hosted
+    store = TCPStore(meeting.host, meeting.port, meeting.world_size, serves, timeout, wait_for_workers=False, multi_tenant=True)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"tcp://{_bracketed(meeting.host)}:{meeting.port}",
+        store=PrefixStore(f"samite-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store),
         rank=meeting.rank,
         world_size=meeting.world_size,
         timeout=timeout,
@@ -97,7 +102,3 @@ def _interfaces() -> dict[str, str]:
         entry = room[start : start + _IFREQ_BYTES].tobytes()
         found.setdefault(socket.inet_ntoa(entry[20:24]), entry[:16].split(b"\0", 1)[0].decode())
     return found
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

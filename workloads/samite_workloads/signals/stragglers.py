@@ -34,7 +34,8 @@ class StragglerRule:
 
     def update(self, compute_s_by_rank: Sequence[float], *, num_steps: int) -> tuple[float, list[Straggler]]:
         """The slowest rank over the median, and the ranks that became stragglers with these `num_steps` steps (each once until it recovers)."""
-        median = statistics.median(compute_s_by_rank) if compute_s_by_rank else 0.0
+        # The lower median: of two ranks the faster one is the measure, or a rank of twice its time would stand at only 1.33 times the median.
+        median = statistics.median_low(compute_s_by_rank) if compute_s_by_rank else 0.0
         if median <= 0.0 or len(compute_s_by_rank) < 2:
             return 1.0, []
         found = []

@@ -37,10 +37,10 @@ def plain_facts(environment: Mapping[str, str] = os.environ, *, device_type: str
     if "RANK" not in environment:
         meeting = Rendezvous(rank=0, world_size=1, local_rank=0, host="127.0.0.1", port=free_port(), node_address="127.0.0.1")
         return RankFacts(node=node, meeting=meeting, device_type=device_type)
-    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if environment.get(name, "0") in ("", "0")]
     if missing:
         raise ValueError(
-            f"RANK is set, so this is one of several ranks, but {', '.join(missing)} is not; start with `torchrun -m samite_workloads.entrypoint ...`"
+            f"RANK is set, so this is one of several ranks, but {', '.join(missing)} is not; start with `torchrun --standalone -m samite_workloads.entrypoint ...`"
         )
     host = environment["MASTER_ADDR"]
     port = int(environment["MASTER_PORT"])
@@ -51,6 +51,7 @@ def plain_facts(environment: Mapping[str, str] = os.environ, *, device_type: str
         host=host,
         port=port,
         node_address=environment.get("SAMITE_NODE_ADDRESS") or address_towards(host, port),
+        store_is_hosted=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
     return RankFacts(node=node, meeting=meeting, device_type=device_type)
 
