@@ -19,7 +19,9 @@ from torch import Tensor
 from samite_kernels.kda.contract import LOWEST_BOUND
 from samite_kernels.kda.documents import Documents
 
-CHUNK_SIZE = 64
+CHUNK_SIZE = 32
+"""Half of what the kernels take: on a CPU core short documents are padded less and the triangular solve is smaller (97 to 57 ms forward and
+backward for a row of 2048 tokens with 22 captions, 4 heads of 32)."""
 TILE_SIZE = 16
 
 
