@@ -50,7 +50,7 @@ def kda_forward(
     inputs = _addresses(q, k, v, g, beta, A_log, dt_bias, table)
     inputs |= kernels.addresses_of({"o": o, "states": states, "v_new": v_new} if save else {"o": o})
     numbers = {"num_heads": q.shape[2], "scale": scale, "lower_bound": lower_bound}
-    run_forward(segments_of(documents, q.device), inputs, numbers, initial_state=initial_state, final_state=final_state)
+    run_forward(segments_of(documents, q.shape[2], q.device), inputs, numbers, initial_state=initial_state, final_state=final_state)
     return o, final_state, states, v_new
 
 
@@ -116,7 +116,7 @@ def kda_backward(
     inputs |= kernels.addresses_of({"states": states, "v_new": v_new, "d_o": d_o})
     inputs |= kernels.addresses_of({"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_g": d_g, "d_beta": d_beta})
     numbers = {"num_heads": q.shape[2], "scale": scale, "lower_bound": lower_bound}
-    segments = segments_of(documents, q.device)
+    segments = segments_of(documents, q.shape[2], q.device)
     run_backward(segments, inputs, numbers, d_final_state=d_final_state, d_initial_state=d_initial_state)
     sums = parts | kernels.addresses_of({"d_a_log": d_a_log, "d_dt_bias": d_dt_bias})
     kernels.reduce(fill(kernels.ReduceArguments, sums, num_chunks=table.num_chunks, num_heads=q.shape[2]), q.device)

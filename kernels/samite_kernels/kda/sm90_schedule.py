@@ -45,7 +45,12 @@ _BYTES_PER_TILE = {
 _KEPT = ("states", "v_new", "d_a_log_parts", "d_dt_bias_parts")
 _BYTES_PER_CHUNK_ROW = 16
 _SLOTS = 2
-_FEW_CHAINS = 24
+_FEW_CHAINS = 12
+"""Documents times heads of a segment up to which a scan is bound by its own latency and not by what it shares with other kernels."""
+_SHARES = (((1, 2, 2, 2, 2, 2, 2, 1), 8192), ((1, 2, 2, 1), 0))
+"""Relative sizes of the segments, finest first, and the tiles (chunks times heads) from which they pay for their launches."""
+_LEAST_CHUNKS = 256
+_FEW_CHAINS = 12
 """Documents times heads of a segment up to which a scan is bound by its own latency and not by what it shares with other kernels."""
 _SHARES = ((1, 2, 4, 4, 2, 1), (1, 2, 2, 1), (1, 1))
 """Relative sizes of the segments, finest first."""
@@ -66,11 +71,11 @@ class Segment:
 
 
 @lru_cache(maxsize=128)
-def segments_of(documents: Documents, device: torch.device) -> tuple[Segment, ...]:
+def segments_of(documents: Documents, num_heads: int, device: torch.device) -> tuple[Segment, ...]:
     """One segment for short inputs, else several. Those at the ends are small: there a kernel runs alone."""
     counts = documents.num_chunks(CHUNK)
     total = sum(counts)
-    shares = next((shares for shares in _SHARES if total >= _LEAST_CHUNKS * sum(shares)), (1,))
+    shares = next((shares for shares, tiles in _SHARES if total >= _LEAST_CHUNKS and total * num_heads >= tiles), (1,))
     wanted = len(shares)
     if documents.count == 1:
         bounds = [total * share // sum(shares) for share in accumulate(shares, initial=0)]
