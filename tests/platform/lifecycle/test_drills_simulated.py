@@ -16,6 +16,7 @@ from samite.lifecycle import (
     RequestCheckpoint,
     RequestKind,
     Source,
+    StopCluster,
     StopSubmission,
 )
 from samite.lifecycle.plan import Budget, DetectionPolicy, NodePolicy, RestartPolicy
@@ -461,3 +462,15 @@ def test_a_node_excluded_by_a_person_is_exchanged_before_the_next_attempt_and_no
     assert "n1" in cluster.nodes
     assert engine.run(600).status.phase is Phase.SUCCEEDED
     assert "n1" not in cluster.nodes
+
+
+def test_a_head_lost_before_the_first_heartbeat_is_replaced_on_its_own_two_facts():
+    engine = running()
+    engine.run_until(Phase.HANDING_OVER)
+    engine.world.tick()
+    engine.run_until(Phase.STARTING)
+    faults.kill_head(engine.world)
+    stops = actions_of(engine, 4, StopCluster)
+    assert {item.source for item in stops[0].evidence} == {Source.NODE_SUPERVISOR, Source.PROCESS_TABLE}
+    assert not stops[0].idle
+    assert engine.run(600).status.phase is Phase.SUCCEEDED

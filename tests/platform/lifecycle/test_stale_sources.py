@@ -115,3 +115,36 @@ def test_ranks_that_nobody_can_see_are_not_dead():
     assert engine.memory.live is not None
     assert engine.world.attempts_seen == [1]
     assert engine.run(600).status.phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize("lost", ["StartCluster", "Submit", "CommitHandover", "ProbeStorage"])
+def test_an_action_that_was_lost_in_a_crash_is_given_again_in_the_next_turn(lost: str):
+    engine = small_run(small_plan(detection=impatient()))
+    for _ in range(100):
+        decision = engine.turn(apply=0)
+        if lost in [type(action).__name__ for action in decision.actions]:
+            break
+        for action in decision.actions:
+            engine.world.apply(action)
+        engine.world.tick()
+    engine.restart()
+    engine.world.tick()
+    again = engine.turn()
+    assert [action for action in again.actions if type(action).__name__ == lost] == [
+        action for action in decision.actions if type(action).__name__ == lost
+    ]
+    decision = engine.run(100)
+    assert decision.status.phase is Phase.SUCCEEDED
+    assert decision.status.restarts == {}
+    assert engine.memory.generation == 1
+
+
+def test_a_node_that_disappeared_while_the_cluster_came_up_is_started_again():
+    engine = small_run(small_plan(detection=impatient()))
+    engine.run_until(Phase.PROVISIONING)
+    engine.run(3)
+    (cluster,) = engine.world.clusters.values()
+    del cluster.nodes["n1"]
+    assert engine.run(100).status.phase is Phase.SUCCEEDED
+    assert engine.memory.generation == 1
+    assert engine.memory.restarts == {}
