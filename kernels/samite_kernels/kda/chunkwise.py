@@ -114,16 +114,15 @@ def _scan(
     v_new: list[Tensor] = []
     before: list[Tensor] = []
     finished: list[Tensor] = []
-    start = 0
-    for active in layout.active:
+    # Split once: a slice for each step would cost a full-sized zero tensor each in the backward pass.
+    steps = zip(*(x.split(layout.active) for x in (u, w, k_kept, keep)), strict=True)
+    for active, (u_step, w_step, k_step, keep_step) in zip(layout.active, steps, strict=True):
         finished.append(state[active:])
         state = state[:active]
-        step = slice(start, start + active)
-        fresh = rounded(u[step] - w[step] @ rounded(state))
+        fresh = rounded(u_step - w_step @ rounded(state))
         before.append(state)
         v_new.append(fresh)
-        state = keep[step] * state + k_kept[step].transpose(-1, -2) @ fresh
-        start += active
+        state = keep_step * state + k_step.transpose(-1, -2) @ fresh
     finished.append(state)
     final = torch.cat(finished[::-1])[layout.rank_index]
     return torch.cat(v_new), torch.cat(before), final

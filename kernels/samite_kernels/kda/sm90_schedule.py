@@ -47,15 +47,9 @@ _BYTES_PER_CHUNK_ROW = 16
 _SLOTS = 2
 _FEW_CHAINS = 12
 """Documents times heads of a segment up to which a scan is bound by its own latency and not by what it shares with other kernels."""
-_SHARES = (((1, 2, 2, 2, 2, 2, 2, 1), 8192), ((1, 2, 2, 1), 0))
+_SHARES: tuple[tuple[tuple[int, ...], int], ...] = (((1, 2, 2, 2, 2, 2, 2, 1), 8192), ((1, 2, 2, 1), 0))
 """Relative sizes of the segments, finest first, and the tiles (chunks times heads) from which they pay for their launches."""
 _LEAST_CHUNKS = 256
-_FEW_CHAINS = 12
-"""Documents times heads of a segment up to which a scan is bound by its own latency and not by what it shares with other kernels."""
-_SHARES = ((1, 2, 4, 4, 2, 1), (1, 2, 2, 1), (1, 1))
-"""Relative sizes of the segments, finest first."""
-_LEAST_CHUNKS = 32
-"""Chunks of the smallest segment: below, the launches cost more than they hide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
