@@ -31,12 +31,14 @@ $(STAMP): uv.lock pyproject.toml
 demo: setup
 	@$(BIN)/python examples/quickstart/demo.py
 
+# First what shares the machine well, on two workers; then the tests that start Ray clusters, one at a time.
 test: setup
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray"
+	@$(BIN)/python -m pytest -q -m ray
 
 # Without the tests that start Ray clusters: for the inner loop.
 test-fast: setup
-	@$(BIN)/python -m pytest -m "not ray and not slow"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray and not slow"
 
 lint: setup
 	@$(BIN)/ruff format --check .
