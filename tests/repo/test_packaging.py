@@ -19,7 +19,11 @@ def test_the_lock_names_only_the_public_registry():
 
 
 def test_every_dependency_has_a_floor():
-    groups = [PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"].values(), *PROJECT["dependency-groups"].values()]
+    groups = [
+        PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"].values(),
+        *PROJECT["dependency-groups"].values(),
+    ]
     without = [line for group in groups for line in group if ">=" not in line]
     assert without == []
 
@@ -41,7 +45,9 @@ def test_plain_pip_installs_the_light_set_and_the_command_runs(tmp_path: Path):
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=60)
     subprocess.run([str(venv / "bin" / "pip"), "install", "--quiet", str(ROOT)], check=True, timeout=200, cwd=tmp_path)
-    listed = subprocess.run([str(venv / "bin" / "pip"), "list", "--format=freeze"], capture_output=True, text=True, check=True, timeout=60).stdout
+    listed = subprocess.run(
+        [str(venv / "bin" / "pip"), "list", "--format=freeze"], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     installed = {line.partition("==")[0].lower() for line in listed.splitlines()}
     assert "samite" in installed
     assert installed.isdisjoint({"torch", "ray", "kopf", "triton"})

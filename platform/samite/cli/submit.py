@@ -66,8 +66,8 @@ def submit(
 
 def _prepare_data(run: Any) -> None:
     """Built-in corpora of the run or of one of its stages are made here, with progress, and not by a silent rank later."""
-    uris = [run.spec.data.uri, *(stage.data.uri for stage in run.spec.stages if getattr(stage, "data", None) is not None and stage.data.uri)]
-    for uri in dict.fromkeys(uri for uri in uris if uri.startswith("builtin:")):
+    uris = [run.spec.data.uri, *(stage.data.uri for stage in run.spec.stages if stage.data is not None)]
+    for uri in dict.fromkeys(uri for uri in uris if uri and uri.startswith("builtin:")):
         from samite.cli.data import prepare_builtin
 
         prepare_builtin(uri)
