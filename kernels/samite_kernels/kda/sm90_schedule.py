@@ -47,7 +47,7 @@ _BYTES_PER_CHUNK_ROW = 16
 _SLOTS = 2
 _FEW_CHAINS = 12
 """Documents times heads of a segment up to which a scan is bound by its own latency and not by what it shares with other kernels."""
-_SHARES: tuple[tuple[tuple[int, ...], int], ...] = (((1, 2, 2, 2, 2, 2, 2, 1), 8192), ((1, 2, 2, 1), 0))
+_SHARES: tuple[tuple[tuple[int, ...], int], ...] = (((1, 2, 2, 2, 2, 2, 2, 1), 16384), ((1, 2, 2, 1), 4096))
 """Relative sizes of the segments, finest first, and the tiles (chunks times heads) from which they pay for their launches."""
 _LEAST_CHUNKS = 256
 
