@@ -23,7 +23,7 @@ def suspending(turn: Turn) -> None:
 
 def suspended(turn: Turn) -> None:
     """Nothing runs until `suspend` is taken back."""
-    if not turn.observed.suspend and turn.observed.admitted is not None:
+    if turn.observed.suspend is False:
         turn.emit("samite.run.resumed", actor="user")
         turn.goto(Phase.QUEUED if turn.memory.stages else Phase.VALIDATING, "Resumed")
 

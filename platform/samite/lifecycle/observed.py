@@ -284,8 +284,8 @@ class Observed:
     diagnostics: frozenset[str] = frozenset()
     """Ids of finished `CollectDiagnostics`."""
     decay: DecayUnderflow | None = None
-    suspend: bool = False
-    """The wish of `spec.suspend`: a state, not an event."""
+    suspend: bool | None = False
+    """The wish of `spec.suspend`: a state, not an event. None: it could not be read; nothing changes."""
     cancel: bool = False
     requests: tuple[Request, ...] = ()
     highest_attempt: int = 0

@@ -73,7 +73,7 @@ FACTS = {
     "one rank was killed": one_rank(exit_signal=9),
     "one rank asks not to be restarted": one_rank(exit_code=93),
     "one stack differs": one_rank(stack_group="elsewhere"),
-    "everything is silent": lambda seen: Observed(at_s=seen.at_s, admitted=None),
+    "everything is silent": lambda seen: Observed(at_s=seen.at_s, admitted=None, suspend=None),
     **{f"a report of class {name}": report(name) for name in ("application", "oom", "numeric", "infra", "hang", "preemption")},
     **{f"{source} calls the head dead": node_fact("-head", source, NodeSays.DEAD) for source in CLASS_OF},
     **{f"{source} calls a worker dead": node_fact("n1", source, NodeSays.DEAD) for source in CLASS_OF},

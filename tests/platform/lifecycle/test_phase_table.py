@@ -102,7 +102,7 @@ def _event(name: str, seen: Observed, memory: Memory) -> Observed:
     live = memory.live.submission_id if memory.live else "none"
     return {
         "nothing new": seen,
-        "everything silent": Observed(at_s=seen.at_s, admitted=None),
+        "everything silent": Observed(at_s=seen.at_s, admitted=None, suspend=None),
         "an old observation": replace(seen, at_s=seen.at_s - 500.0),
         "suspend": replace(seen, suspend=True),
         "cancel": replace(seen, cancel=True),
