@@ -23,6 +23,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.par
 import torch
 from cases import make_inputs, relative_error, run
 
+from samite_kernels.conv import short_conv
 from samite_kernels.kda import chunk_kda
 from samite_kernels.kda.documents import Documents
 
@@ -101,6 +102,24 @@ def time_backward(inputs, cu_seqlens, peer, d_o, repeats):
     return median_ms(lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True), repeats)
 
 
+def time_convolution(repeats, num_tokens=65536, num_channels=4096):
+    x = [torch.randn(1, num_tokens, num_channels, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    weights = [torch.randn(num_channels, 4, device="cuda", requires_grad=True) for _ in range(3)]
+    d_y = torch.randn_like(x[0])
+
+    def both():
+        for tensor, weight in zip(x, weights, strict=True):
+            y, _ = short_conv(tensor, weight)
+            torch.autograd.grad(y, [tensor, weight], d_y)
+
+    def forward():
+        with torch.no_grad():
+            for tensor, weight in zip(x, weights, strict=True):
+                short_conv(tensor, weight)
+
+    return {"forward_ms": median_ms(forward, repeats), "both_ms": median_ms(both, repeats)}
+
+
 def accuracy(peer, regime, seed):
     inputs = make_inputs(1000, 8, regime, seed=seed)
     documents = Documents((0, 1000))
@@ -152,6 +171,9 @@ def main():
                 )
                 torch.cuda.empty_cache()
                 save()
+    report["convolution"] = time_convolution(args.repeats)
+    say("")
+    say("Short convolution of q, k and v, 3 x [65536, 4096]: forward {forward_ms:.3f} ms, both {both_ms:.3f} ms".format(**report["convolution"]))
     if not args.no_accuracy:
         names = ["o", "state", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"]
         say("")

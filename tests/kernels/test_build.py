@@ -44,7 +44,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def ask(environment: dict[str, str], **more: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", ASK]
-    return subprocess.Popen(command, env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def result(process: "subprocess.Popen[str]") -> str:
@@ -125,7 +127,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, in
 
 @pytest.mark.slow
 def test_every_kernel_builds_for_hopper_without_spills(compiled: dict[str, dict[str, int]]) -> None:
-    assert {"prepare<0>", "prepare<1>", "scan<0>", "scan<1>", "reverse_scan", "gradient", "reduce"} <= set(compiled)
+    kda = {"prepare<0>", "prepare<1>", "scan<0>", "scan<1>", "output", "reverse_scan", "gradient", "reduce"}
+    assert {f"kda::{name}" for name in kda} | {f"conv::{name}" for name in ("forward", "backward", "reduce")} == set(compiled)
     assert {name: kernel["spill_bytes"] for name, kernel in compiled.items() if kernel["spill_bytes"]} == {}
 
 
@@ -139,16 +142,19 @@ def test_registers_stay_as_recorded(compiled: dict[str, dict[str, int]]) -> None
 def test_argument_blocks_mirror_the_header() -> None:
     import ctypes
 
+    from samite_kernels.conv import sm90
     from samite_kernels.kda import sm90_launch
 
     header = (build.SOURCE_FOLDER / "include" / "arguments.cuh").read_text()
     blocks = re.findall(r"struct (\w+Arguments) \{(.*?)\n\};", header, flags=re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
+    convolution = (build.SOURCE_FOLDER / "sm90_short_conv.cu").read_text()
+    blocks += [("ConvArguments", body) for body in re.findall(r"struct Arguments \{(.*?)\n\};", convolution, flags=re.DOTALL)]
     for name, body in blocks:
-        fields = re.findall(r"^    (?:const )?([\w ]+?)(\*?) (\w+);", body, flags=re.MULTILINE)
+        fields = re.findall(r"^    (?:const )?([\w: ]+?)(\*?) (\w+);", body, flags=re.MULTILINE)
         kinds = {"int32_t": ctypes.c_int32, "float": ctypes.c_float}
         wanted = [(field, ctypes.c_void_p if pointer else kinds[kind]) for kind, pointer, field in fields]
-        assert list(getattr(sm90_launch, name)._fields_) == wanted, name
+        assert list(getattr(sm90 if name == "ConvArguments" else sm90_launch, name)._fields_) == wanted, name
 
 
 def test_no_source_includes_torch_and_none_is_too_long() -> None:

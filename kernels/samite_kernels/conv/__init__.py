@@ -1,5 +1,6 @@
 """Short causal depthwise convolution with SiLU, as KDA uses it on q, k and v."""
 
-from samite_kernels.conv.reference import short_conv
+from samite_kernels.conv.reference import short_conv_reference
+from samite_kernels.conv.short import short_conv
 
-__all__ = ["short_conv"]
+__all__ = ["short_conv", "short_conv_reference"]

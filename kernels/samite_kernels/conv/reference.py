@@ -2,7 +2,7 @@
 
     y[t] = silu( sum_j weight[:, j] * x[t - (W - 1) + j] )       taps before the document's first token read the initial state, or 0
 
-Called by the KDA layer. `initial_state` is the last W - 1 inputs before this piece: the halo of context parallelism and the
+Called by `short`, and by its tests. `initial_state` is the last W - 1 inputs before this piece: the halo of context parallelism and the
 cache of decoding.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from samite_kernels.kda.documents import Documents, find_documents
 
 
-def short_conv(
+def short_conv_reference(
     x: Tensor,
     weight: Tensor,
     *,
@@ -23,25 +23,9 @@ def short_conv(
     output_final_state: bool = False,
     activation: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """x [B, T, D], weight [D, W] or [D, 1, W] (tap W - 1 is the current token). Sums in float32, or float64 if x is.
-
-    `initial_state` [N, W - 1, D]: the inputs just before each document (each batch row without `cu_seqlens`), oldest first.
-    Returns y [B, T, D] in the dtype of x and the state after each document, [N, W - 1, D] (None unless asked for).
-    Raises ValueError for shapes or offsets that don't fit.
-
-        y, _ = short_conv(x, weight, cu_seqlens=torch.tensor([0, 5, 12]))
-    """
-    if x.dim() != 3:
-        raise ValueError(f"x must have shape [B, T, D], found {list(x.shape)}")
-    batch, num_tokens, num_channels = x.shape
-    taps = weight.squeeze(1) if weight.dim() == 3 else weight
-    if taps.dim() != 2 or taps.shape[0] != num_channels:
-        raise ValueError(f"weight must have shape [{num_channels}, W] or [{num_channels}, 1, W], found {list(weight.shape)}")
-    documents = find_documents(cu_seqlens, batch=batch, num_tokens=num_tokens)
+    """Arguments, result and errors as `short_conv`; sums in float32, or float64 if x is."""
+    taps, documents = checked(x, weight, cu_seqlens=cu_seqlens, initial_state=initial_state)
     history = taps.shape[1] - 1
-    wanted = (documents.count, history, num_channels)
-    if initial_state is not None and tuple(initial_state.shape) != wanted:
-        raise ValueError(f"initial_state must have shape {list(wanted)} ([N, W - 1, D]), found {list(initial_state.shape)}")
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     taps = taps.to(dtype)
     padded = _with_history(x.flatten(0, 1), documents, history, initial_state)
@@ -52,6 +36,21 @@ def short_conv(
         y = torch.nn.functional.silu(y)
     final_state = _final_state(padded, documents, history) if output_final_state else None
     return y.view(x.shape).to(x.dtype), final_state
+
+
+def checked(x: Tensor, weight: Tensor, *, cu_seqlens: Tensor | None, initial_state: Tensor | None) -> tuple[Tensor, Documents]:
+    """The weight as [D, W] and the documents. Raises ValueError for shapes or offsets that don't fit."""
+    if x.dim() != 3:
+        raise ValueError(f"x must have shape [B, T, D], found {list(x.shape)}")
+    batch, num_tokens, num_channels = x.shape
+    taps = weight.squeeze(1) if weight.dim() == 3 else weight
+    if taps.dim() != 2 or taps.shape[0] != num_channels:
+        raise ValueError(f"weight must have shape [{num_channels}, W] or [{num_channels}, 1, W], found {list(weight.shape)}")
+    documents = find_documents(cu_seqlens, batch=batch, num_tokens=num_tokens)
+    wanted = (documents.count, taps.shape[1] - 1, num_channels)
+    if initial_state is not None and tuple(initial_state.shape) != wanted:
+        raise ValueError(f"initial_state must have shape {list(wanted)} ([N, W - 1, D]), found {list(initial_state.shape)}")
+    return taps, documents
 
 
 def _with_history(x: Tensor, documents: Documents, history: int, initial_state: Tensor | None) -> Tensor:

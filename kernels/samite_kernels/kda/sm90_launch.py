@@ -26,7 +26,8 @@ class Block(ctypes.Structure):
     names: tuple[str, ...] = ()
 
 
-def _block(name: str, pointers: str, integers: str, floats: str = "") -> type[Block]:
+def block(name: str, pointers: str, integers: str, floats: str = "") -> type[Block]:
+    """A block type: pointers, then int32, then float fields, as the header lays them out."""
     names = tuple(pointers.split())
     fields: list[tuple[str, type]] = [(field, ctypes.c_void_p) for field in names]
     fields += [(field, ctypes.c_int32) for field in integers.split()]
@@ -34,30 +35,30 @@ def _block(name: str, pointers: str, integers: str, floats: str = "") -> type[Bl
     return type(name, (Block,), {"_fields_": fields, "names": names})
 
 
-PrepareArguments = _block(
+PrepareArguments = block(
     "PrepareArguments",
     "q k v g beta a_log dt_bias chunks minus_w q_grown k_kept u_transposed inverse scores keep",
     "num_chunks num_heads",
     "scale lower_bound",
 )
-ScanArguments = _block(
+ScanArguments = block(
     "ScanArguments",
     "minus_w q_grown k_kept u_transposed scores keep chunks first_chunk initial_state final_state o states v_new",
     "num_documents num_heads",
 )
-OutputArguments = _block("OutputArguments", "q_grown scores states v_new chunks o", "num_chunks num_heads")
-ReverseScanArguments = _block(
+OutputArguments = block("OutputArguments", "q_grown scores states v_new chunks o", "num_chunks num_heads")
+ReverseScanArguments = block(
     "ReverseScanArguments",
     "minus_w q_grown k_kept scores keep chunks first_chunk d_o d_final_state d_initial_state d_states d_v_new",
     "num_documents num_heads",
 )
-GradientArguments = _block(
+GradientArguments = block(
     "GradientArguments",
     "q k v g beta a_log dt_bias chunks d_o states d_states v_new d_v_new inverse d_q d_k d_v d_g d_beta d_a_log_parts d_dt_bias_parts",
     "num_chunks num_heads",
     "scale lower_bound",
 )
-ReduceArguments = _block("ReduceArguments", "d_a_log_parts d_dt_bias_parts d_a_log d_dt_bias", "num_chunks num_heads")
+ReduceArguments = block("ReduceArguments", "d_a_log_parts d_dt_bias_parts d_a_log d_dt_bias", "num_chunks num_heads")
 
 prepare_forward = declare("sm90_kda_prepare_forward")
 prepare_backward = declare("sm90_kda_prepare_backward")
@@ -69,7 +70,7 @@ reduce = declare("sm90_kda_reduce")
 
 
 class ChunkTable:
-    """Where each chunk of the documents lies, on the device: `chunks` [C, 4] int32, a row (first token, rows, document, 0)."""
+    """Where each chunk of the documents lies, on the device: `chunks` [C, 4] int32, a row (first token, rows, document, place within it)."""
 
     def __init__(self, documents: Documents, device: torch.device) -> None:
         counts = torch.tensor(documents.num_chunks(CHUNK), dtype=torch.int64)
@@ -81,7 +82,7 @@ class ChunkTable:
         position = torch.arange(self.num_chunks) - first[document]
         start = offsets[document] + position * CHUNK
         rows = torch.minimum(offsets[document + 1] - start, torch.tensor(CHUNK))
-        self.chunks = torch.stack([start, rows, document, torch.zeros_like(rows)], 1).to(device, torch.int32)
+        self.chunks = torch.stack([start, rows, document, position], 1).to(device, torch.int32)
 
 
 @lru_cache(maxsize=128)
@@ -99,6 +100,6 @@ def addresses_of(tensors: Mapping[str, Tensor | None]) -> Addresses:
     return {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
 
 
-def fill(block: type[Block], addresses: Mapping[str, int], **numbers: float) -> Block:
+def fill(kind: type[Block], addresses: Mapping[str, int], **numbers: float) -> Block:
     """An argument block from addresses by field name, of which it takes those that it has."""
-    return block(*map(addresses.get, block.names), **numbers)
+    return kind(*map(addresses.get, kind.names), **numbers)

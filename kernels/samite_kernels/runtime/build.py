@@ -124,11 +124,11 @@ def resources(report: str) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     name = ""
     for line in report.splitlines():
-        entry = re.search(r"Compiling entry function '\w*?_cu_[0-9a-f]{8}(?:_\d+)?(\d+)(\w+)'", line)
+        entry = re.search(r"entry function '_ZN\d(\w+?)\d\d_GLOBAL__N__\w*?_cu_[0-9a-f]{8}(\d+)(\w+)'", line)
         if entry:
-            length = int(entry[1][-2:]) if int(entry[1][-2:]) < len(entry[2]) else int(entry[1][-1])
-            flag = re.match(r"ILb(\d)E", entry[2][length:])
-            name = entry[2][:length] + (f"<{flag[1]}>" if flag else "")
+            length = int(entry[2])
+            flag = re.match(r"ILb(\d)E", entry[3][length:])
+            name = f"{entry[1]}::{entry[3][:length]}" + (f"<{flag[1]}>" if flag else "")
             found[name] = {"registers": 0, "spill_bytes": 0, "shared_bytes": 0}
         for key, pattern in (
             ("registers", r"Used (\d+) registers"),

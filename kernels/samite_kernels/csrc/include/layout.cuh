@@ -34,7 +34,7 @@ struct Chunk {
     int32_t first_token;
     int32_t rows;
     int32_t document;
-    int32_t reserved;
+    int32_t place;  // of the chunk within its document
 };
 static_assert(sizeof(Chunk) == 16);
 
