@@ -23,6 +23,12 @@ _SIGNAL_NAMES = {item.value: item.name for item in signal.Signals}
 _PROGRAM_SIGNALS = frozenset({3, 4, 6, 8, 11})
 """Signals that a program earns by its own doing; the others come from outside."""
 
+_PLAIN_INFRA = frozenset({"NodeLost", "HeadLost", "DeviceFault", "Storage"})
+"""Infrastructure failures that explain an exception; the other kinds may be explained by one."""
+
+PEER_LOST = "PeerLostError"
+"""Error type of a rank's report about a collective that failed because another rank is gone."""
+
 _PRECEDENCE = (
     FailureClass.USER,
     FailureClass.PREEMPTION,
@@ -68,6 +74,8 @@ class Cause:
     verdict: str = ""
     """`Hold` or `Fail` if an exit-code rule of the run says so."""
     consequence: bool = False
+    from_log: bool = False
+    """Found in a log or in Ray's message, not reported."""
 
 
 def classify(
@@ -143,10 +151,11 @@ def _choose(causes: Sequence[Cause]) -> Cause:
 
 
 def _rank_of(cause: Cause) -> tuple[int, int]:
-    # A killed process says less than an exception that some rank raised: the kill may be the clean-up after it.
-    bare = cause.failure_class is FailureClass.INFRA and cause.error_type in ("SIGKILL", "SIGTERM", "SIGHUP", "ProcessGone")
-    order = _PRECEDENCE.index(FailureClass.APPLICATION) if bare else _PRECEDENCE.index(cause.failure_class)
-    return order, int(bare)
+    # A killed process, a network that would not connect and a line in a log say less than an exception that some rank raised.
+    bare = cause.failure_class is FailureClass.INFRA and cause.error_type not in _PLAIN_INFRA
+    if cause.from_log or bare:
+        return _PRECEDENCE.index(FailureClass.APPLICATION), 1 if cause.from_log else 2
+    return _PRECEDENCE.index(cause.failure_class), 0
 
 
 def _of_report(report: FailureReport, policy: RestartPolicy) -> Cause:
@@ -156,12 +165,14 @@ def _of_report(report: FailureReport, policy: RestartPolicy) -> Cause:
         failure_class = FailureClass.APPLICATION
     error_type, consequence = report.error_type, False
     code = _exit_code_of(report.error_type)
-    if code is not None and code == policy.no_restart_code:
+    if not report.restartable or code == policy.no_restart_code:
         return _from_report(report, failure_class, error_type, restartable=False)
     signature = match(f"{report.error_type}: {report.message}") or match(report.traceback[-2000:])
     vague = failure_class in (FailureClass.APPLICATION, FailureClass.INFRA, FailureClass.HANG)
     if signature is not None and (vague or signature.failure_class is failure_class):
         failure_class, error_type, consequence = signature.failure_class, signature.error_type, signature.consequence
+    elif report.error_type == PEER_LOST:
+        consequence = True
     return _from_report(report, failure_class, error_type, consequence=consequence)
 
 
@@ -229,6 +240,7 @@ def _of_line(line: str, signature: Signature) -> Cause:
         error_type=signature.error_type,
         message=line[:500],
         consequence=signature.consequence,
+        from_log=True,
     )
 
 

@@ -23,7 +23,7 @@ class Signature:
 
 def _signature(pattern: str, failure_class: FailureClass, error_type: str, *, consequence: bool = False) -> Signature:
     return Signature(
-        pattern=re.compile(pattern, re.IGNORECASE),
+        pattern=re.compile(pattern, re.IGNORECASE | re.MULTILINE),
         failure_class=failure_class,
         error_type=error_type,
         consequence=consequence,
@@ -44,7 +44,13 @@ SIGNATURES: tuple[Signature, ...] = (
         "HostOutOfMemory",
     ),
     _signature(r"non-?finite (loss|grad|weight|value)|(loss|gradient) is (nan|inf)", FailureClass.NUMERIC, "NonFinite"),
-    _signature(r"(gloo|nccl|c10d|socket|tcpstore).{0,200}(127\.0\.0\.1|\blo\b|loopback|::1\b)", FailureClass.INFRA, "LoopbackInterface"),
+    _signature(
+        # Only while connecting: on one machine every later error of gloo names 127.0.0.1, and rightly so.
+        r"^(?=.*(gloo|nccl|c10d|tcpstore|socket))(?=.*(connectfullmesh|failed to connect|unable to connect|connection refused|timed out))"
+        r"(?=.*(127\.0\.0\.1|::1\b|\blo\b|loopback|localhost))(?!.*(closed|reset) by peer)",
+        FailureClass.INFRA,
+        "LoopbackInterface",
+    ),
     _signature(
         r"unable to resolve hostname to a \(?local\)? address|(gloo|makedevicefor).{0,120}(resolve|bind)"
         r"|name or service not known|temporary failure in name resolution|no route to host|address already in use"

@@ -169,3 +169,38 @@ def test_an_unknown_class_in_a_report_counts_as_the_application():
 def test_the_data_window_of_a_numeric_failure_is_kept():
     cause = classify(reports=[report("loss is nan", failure_class="numeric", data_window=[8, 16])], policy=POLICY)
     assert cause.data_window == (8, 16)
+
+
+def test_a_peer_that_is_gone_on_one_machine_is_not_a_wrong_network_interface():
+    line = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:38412"
+    lost = report(line, error_type="PeerLostError", failure_class="infra", rank=0)
+    cause = classify(reports=[lost], exits=[RankExit(rank=1)], log_tail=[line], policy=POLICY)
+    assert (cause.failure_class, cause.error_type, cause.ranks) == (FailureClass.INFRA, "ProcessGone", (1,))
+
+
+def test_an_exception_during_the_rendezvous_wins_over_the_peers_that_could_not_connect():
+    refused = "Gloo connectFullMesh failed with [127.0.0.1]:40123: Connection refused"
+    reports = [
+        report(refused, error_type="PeerLostError", failure_class="infra", rank=1),
+        report("bad shape", error_type="ValueError", rank=0),
+    ]
+    cause = classify(reports=reports, log_tail=[refused], policy=POLICY)
+    assert (cause.failure_class, cause.message) == (FailureClass.APPLICATION, "ValueError: bad shape")
+
+
+@pytest.mark.parametrize("message", ["socket timeout", "gloo said something new", "heartbeat lost"])
+def test_a_report_of_a_lost_peer_is_a_consequence_whatever_its_words(message: str):
+    reports = [report(message, error_type="PeerLostError", failure_class="infra", rank=1), report("boom", rank=0)]
+    assert classify(reports=reports, policy=POLICY).message == "RuntimeError: boom"
+
+
+@pytest.mark.parametrize("line", ["the pod was preempted last week", "running low on memory", "Address already in use"])
+def test_a_line_in_a_log_says_less_than_an_exception_and_more_than_a_vanished_process(line: str):
+    assert classify(reports=[report("boom")], log_tail=[line], policy=POLICY).message == "RuntimeError: boom"
+    assert classify(exits=[RankExit(rank=1)], log_tail=[line], policy=POLICY).message == line
+
+
+def test_a_report_that_says_so_is_not_restarted():
+    cause = classify(reports=[report("bad spec", restartable=False), report("Connection closed by peer", rank=1)], policy=POLICY)
+    assert not cause.restartable
+    assert cause.message == "RuntimeError: bad spec"
