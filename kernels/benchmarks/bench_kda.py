@@ -143,7 +143,7 @@ def main():
     lines = [
         f"# KDA on {report['device']}, {report['date'][:10]}",
         "",
-        f"torch {report['torch']}, fla {report['fla']}. {__doc__.strip().splitlines()[4]}",
+        f"torch {report['torch']}, fla {report['fla']}. {' '.join(__doc__.strip().splitlines()[4:6])}",
         "",
     ]
 

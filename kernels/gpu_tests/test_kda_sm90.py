@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cases import INPUTS, REGIMES, Results, make_inputs, relative_error, run
+from cases import INPUTS, REGIMES, Results, exact, make_inputs, relative_error, run
 from torch import Tensor
 
-from samite_kernels.kda import chunk_kda, explain
+from samite_kernels.kda import chunk_kda, explain, fold_segments, segment_map
 from samite_kernels.kda.documents import Documents
 
 _HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -82,6 +82,17 @@ def test_a_sequence_cut_between_chunks_equals_the_whole_bitwise() -> None:
     assert last is not None
     assert end is not None
     assert torch.equal(end, last)
+
+
+def test_segments_fold_to_the_state_of_the_whole() -> None:
+    inputs = make_inputs(500, 2, "init")
+    del inputs["q"]
+    cut = [{name: x[:, piece] if x.dim() > 2 else x for name, x in inputs.items()} for piece in (slice(0, 200), slice(200, 500))]
+    maps = [segment_map(**piece) for piece in cut]
+    start = torch.randn(1, 2, 128, 128, device="cuda")
+    folded = fold_segments(torch.stack([m for m, _ in maps]), torch.stack([b for _, b in maps]), start)
+    _, wanted = exact(inputs["k"], **inputs, documents=Documents((0, 500)), initial_state=start)
+    assert relative_error(folded, wanted) < 8e-3
 
 
 def test_twenty_repeats_agree_bitwise() -> None:

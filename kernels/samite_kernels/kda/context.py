@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from samite_kernels.kda import contract
+from samite_kernels.kda.chunk import chunk_kda
 from samite_kernels.kda.chunkwise import chunkwise_core
+from samite_kernels.kda.dispatch import explain
 from samite_kernels.kda.documents import find_documents
 from samite_kernels.kda.gate import bounded_log_decay, compute_dtype, l2_normalize
 
@@ -34,10 +36,20 @@ def segment_map(
     num_heads, key_dim = k.shape[2:]
     contract.check_gate_parameters(A_log, dt_bias, num_heads=num_heads, key_dim=key_dim)
     documents = find_documents(cu_seqlens, batch=k.shape[0], num_tokens=k.shape[1])
-    dtype = compute_dtype(k, v, g, beta)
     value_dim = v.shape[-1]
+    identity = torch.eye(key_dim, dtype=torch.float32, device=k.device)
+    if explain(k, v, lower_bound=lower_bound).backend == "sm90":
+        # Twice through the kernels: once with the values, once with an identity to start from and none.
+        parts = {"g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias, "lower_bound": lower_bound, "cu_seqlens": cu_seqlens}
+        start = identity.expand(documents.count, num_heads, key_dim, key_dim).contiguous()
+        _, transition = chunk_kda(k, k, torch.zeros_like(v), **parts, initial_state=start, output_final_state=True)
+        _, state = chunk_kda(k, k, v, **parts, output_final_state=True)
+        assert transition is not None
+        assert state is not None
+        return transition, state
+    dtype = compute_dtype(k, v, g, beta)
     # Columns of the state never mix, so the transition rides along as K more of them: no values, and an identity to start from.
-    start = torch.eye(key_dim, dtype=dtype, device=k.device).expand(documents.count, num_heads, key_dim, key_dim)
+    start = identity.to(dtype).expand(documents.count, num_heads, key_dim, key_dim)
     start = torch.cat([start.new_zeros(documents.count, num_heads, key_dim, value_dim), start], -1)
     key = l2_normalize(k.to(dtype)).flatten(0, 1)
     _, final = chunkwise_core(
