@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from local_run import LocalRun, spec_document
 
-FAULTS = ("kill-node", "kill-rank", "stop-rank", "kill-head", "kill-supervisor")
+FAULTS = ("kill-node", "kill-rank", "stop-rank", "kill-head", "kill-driver", "kill-supervisor")
 MOMENTS = ("training", "checkpoint")
 LIMIT_S = 240.0
 

@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
     group.command("kill-rank")(kill_rank)
     group.command("stop-rank")(stop_rank)
     group.command("kill-head")(kill_head)
+    group.command("kill-driver")(kill_driver)
     group.command("kill-supervisor")(kill_supervisor)
     for kind in ("nan", "exception", "sleep", "slow"):
         group.command(kind)(_numeric_command(kind))
@@ -69,6 +70,23 @@ def kill_rank(run: OptionalRun = "", rank: RankOption = 0) -> None:
 def stop_rank(run: OptionalRun = "", rank: RankOption = 0) -> None:
     """SIGSTOP one rank's process: it lives, answers nothing, and trains nothing."""
     _signal_rank(run, rank, signal.SIGSTOP, "stop-rank", "stopped")
+
+
+def kill_driver(run: OptionalRun = "") -> None:
+    """SIGKILL the driver of the running attempt: Ray's job fails, and the next attempt starts on the same nodes (L2)."""
+    from pathlib import Path
+
+    from samite.engines.local.processes import processes_of_run
+
+    folder, _ = _target(run)
+    for pid in processes_of_run(_uid(folder)):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"samite_workloads.entrypoint" in words and b"--ray" in words:
+            _announce(folder, "kill-driver", str(pid))
+            os.kill(pid, signal.SIGKILL)
+            note(f"killed the driver (process {pid}) of {folder.name}")
+            return
+    raise _nothing("no living driver", "")
 
 
 def kill_supervisor(run: OptionalRun = "") -> None:
