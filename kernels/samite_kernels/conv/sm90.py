@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from samite_kernels.kda.documents import Documents
 from samite_kernels.kda.sm90_launch import addresses_of, block, chunk_table, fill
@@ -46,6 +47,7 @@ class _ShortConv(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, taps, state = ctx.saved_tensors
         d_y = gradients[0].contiguous()

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from samite_kernels.kda import contract
-from samite_kernels.kda.chunk import chunk_kda
 from samite_kernels.kda.chunkwise import chunkwise_core
 from samite_kernels.kda.dispatch import explain
 from samite_kernels.kda.documents import find_documents
 from samite_kernels.kda.gate import bounded_log_decay, compute_dtype, l2_normalize
+from samite_kernels.kda.sm90 import chunk_kda_sm90
 
 
 def segment_map(
@@ -39,14 +39,26 @@ def segment_map(
     value_dim = v.shape[-1]
     identity = torch.eye(key_dim, dtype=torch.float32, device=k.device)
     if explain(k, v, lower_bound=lower_bound).backend == "sm90":
-        # Twice through the kernels: once with the values, once with an identity to start from and none.
-        parts = {"g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias, "lower_bound": lower_bound, "cu_seqlens": cu_seqlens}
+        # Twice through the kernels: once with an identity to start from and no values, once with the values.
         start = identity.expand(documents.count, num_heads, key_dim, key_dim).contiguous()
-        _, transition = chunk_kda(k, k, torch.zeros_like(v), **parts, initial_state=start, output_final_state=True)
-        _, state = chunk_kda(k, k, v, **parts, output_final_state=True)
-        assert transition is not None
-        assert state is not None
-        return transition, state
+
+        def last_state(values: Tensor, initial_state: Tensor | None) -> Tensor:
+            _, state = chunk_kda_sm90(
+                k,
+                k,
+                values,
+                g,
+                beta,
+                A_log,
+                dt_bias,
+                scale=1.0,
+                lower_bound=lower_bound,
+                cu_seqlens=cu_seqlens,
+                initial_state=initial_state,
+            )
+            return state
+
+        return last_state(torch.zeros_like(v), start), last_state(v, None)
     dtype = compute_dtype(k, v, g, beta)
     # Columns of the state never mix, so the transition rides along as K more of them: no values, and an identity to start from.
     start = identity.to(dtype).expand(documents.count, num_heads, key_dim, key_dim)

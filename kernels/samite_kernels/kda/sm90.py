@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from samite_kernels.kda import sm90_launch as kernels
 from samite_kernels.kda.documents import find_documents
@@ -184,6 +185,7 @@ class _Eager(torch.autograd.Function):
         _setup_context(ctx, inputs, output)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         return _gradients(kda_backward, ctx, gradients[0], gradients[1])
 
