@@ -58,6 +58,7 @@ def train_stage(attempt: AttemptSpec, facts: RankFacts) -> AttemptResult:
         observer = Observer(plan, session, learner)
 
         session.heartbeat.enter("first_step")
+        session.began_s = time.monotonic()  # loading is no training time
         parts = Parts(plan=plan, state=state, session=session, learner=learner, loader=loader, saver=saver, observer=observer)
         stopped = run_steps(parts)
 

@@ -17,6 +17,7 @@ from samite_workloads.signals.decay_rule import DecayRule
 from samite_workloads.signals.memory import memory_points
 from samite_workloads.signals.reduction import FusedReduction
 from samite_workloads.signals.router import router_signals
+from samite_workloads.signals.schedule import SampleSchedule
 from samite_workloads.signals.stragglers import StragglerRule
 from samite_workloads.train.groups import FAMILIES
 from samite_workloads.train.learner import Learner
@@ -25,7 +26,7 @@ from samite_workloads.train.plan import TrainPlan
 from samite_workloads.train.session import Session
 
 _BURST = 3
-"""Signals are sampled in each of the first steps after a start, then every `telemetry.sampleSteps`."""
+"""Steps after a start that are all sampled; then every `telemetry.sampleSteps`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +52,12 @@ class StepRecord:
 
 
 class Observer:
-    """Of one rank and one incarnation. `pause` turns true when a decay alarm asks to hold at the next checkpoint."""
+    """Of one rank and one incarnation. Rank 0 speaks for all; the others tell their own memory."""
 
     def __init__(self, plan: TrainPlan, session: Session, learner: Learner) -> None:
         self._plan, self._session, self._learner = plan, session, learner
         self._is_cuda = session.groups.device.type == "cuda"
-        self._first_step = -1
+        self._schedule: SampleSchedule | None = None
         self._unread: tuple[int, Verdict, tuple[int, int]] | None = None
         self._untold: tuple[StepRecord, Verdict | None] | None = None
         self._numbers: StepNumbers | None = None
@@ -75,9 +76,10 @@ class Observer:
 
     def samples(self, step: int) -> bool:
         """Whether this step also takes decay, router and memory signals; the same on all ranks."""
-        if self._first_step < 0:
-            self._first_step = step
-        return step - self._first_step < _BURST or step % self._plan.sample_steps == 0
+        if self._schedule is None:
+            self._schedule = SampleSchedule(every=self._plan.sample_steps, burst=_BURST)
+            self._schedule.began(step - 1)
+        return self._schedule.due(step)
 
     def expect_finite(self, step: int, verdict: Verdict | None, rows: tuple[int, int]) -> None:
         """Raise NonFiniteError, on all ranks alike, for a step that is not finite: this one on CPU, the one before on CUDA."""

@@ -44,10 +44,10 @@ def failures_folder(attempt: AttemptSpec) -> Path:
     return attempt_folder(attempt) / "failures"
 
 
-def incarnation_of(attempt: AttemptSpec) -> int:
-    """The newest incarnation that began, 0 if none did."""
+def incarnations_begun(attempt: AttemptSpec) -> int:
+    """How many worker groups of this submission have met."""
     marks = attempt_folder(attempt) / "incarnations"
-    return max(0, sum(1 for mark in marks.iterdir() if mark.name.isdigit()) - 1) if marks.is_dir() else 0
+    return sum(1 for mark in marks.iterdir() if mark.name.isdigit()) if marks.is_dir() else 0
 
 
 def earlier_failure(attempt: AttemptSpec) -> FailureReport | None:

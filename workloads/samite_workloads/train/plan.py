@@ -79,6 +79,8 @@ class TrainPlan:
     checkpoint: CheckpointPlan
     sample_steps: int
     otlp_endpoint: str | None
+    exports_every_rank: bool
+    """Whether all ranks send to the endpoint; else rank 0 alone does. JSON lines are written by all."""
     decay_underflow_limit: int
     straggler_factor: float
     straggler_steps: int
@@ -120,6 +122,7 @@ def plan_of(attempt: AttemptSpec) -> TrainPlan:
         ),
         sample_steps=spec.get("telemetry", {}).get("sampleSteps", 10),
         otlp_endpoint=spec.get("telemetry", {}).get("otlpEndpoint"),
+        exports_every_rank=spec.get("telemetry", {}).get("perRank") == "All",
         decay_underflow_limit=detection.get("decay", {}).get("underflowLimit", 0),
         straggler_factor=detection.get("straggler", {}).get("factor", 1.5),
         straggler_steps=detection.get("straggler", {}).get("steps", 20),

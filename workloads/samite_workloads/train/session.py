@@ -19,7 +19,7 @@ from samite_workloads import faults
 from samite_workloads.heartbeat import HeartbeatFile, stacks_on_signal
 from samite_workloads.parallel.group import Groups, start_groups, stop_groups
 from samite_workloads.train.control import ControlFolder
-from samite_workloads.train.outcome import attempt_folder
+from samite_workloads.train.outcome import attempt_folder, incarnations_begun
 from samite_workloads.train.plan import TrainPlan
 from samite_workloads.train.ranks import RankFacts
 
@@ -46,7 +46,7 @@ class Session:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the process group stood."""
+        """Seconds since the first step began."""
         return time.monotonic() - self.began_s
 
 
@@ -56,12 +56,17 @@ def open_session(attempt: AttemptSpec, plan: TrainPlan, facts: RankFacts) -> Ite
     run_folder = Path(attempt.run_folder)
     step_before = _step_before(run_folder) if facts.rank == 0 else 0
     heartbeat = HeartbeatFile(
-        run_folder / "heartbeats", rank=facts.rank, node=facts.node, pid=os.getpid(), submission_id=attempt.submission_id
+        run_folder / "heartbeats",
+        rank=facts.rank,
+        node=facts.node,
+        pid=os.getpid(),
+        submission_id=attempt.submission_id,
+        incarnation=incarnations_begun(attempt),  # nobody leaves a mark before all have met, so every rank counts the same
     )
     heartbeat.enter("starting")
     make_deterministic(facts, plan.seed)
     with stacks_on_signal(attempt_folder(attempt) / "logs" / f"stacks-rank-{facts.rank}.txt"), _groups(facts) as groups:
-        heartbeat.incarnation, step_before = _count_incarnation(attempt_folder(attempt), step_before, groups)
+        heartbeat.incarnation, step_before = _count_incarnation(attempt, step_before, groups)
         heartbeat.write()
         plan_of_faults = faults.FaultPlan(run_folder, facts.rank)
         faults.install(plan_of_faults)
@@ -105,13 +110,14 @@ def make_deterministic(facts: RankFacts, seed: int) -> None:
 def _telemetry(attempt: AttemptSpec, plan: TrainPlan, facts: RankFacts, incarnation: int) -> Telemetry:
     run_folder = Path(attempt.run_folder)
     (run_folder / "metrics").mkdir(exist_ok=True)
+    endpoint = plan.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     return setup_telemetry(
         service="samite-trainer",
         run=plan.run_name,
         uid=attempt.run_uid,
         metrics_path=run_folder / "metrics" / f"rank-{facts.rank}.jsonl",
         events_path=run_folder / "events.jsonl",
-        otlp_endpoint=plan.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        otlp_endpoint=endpoint if facts.rank == 0 or plan.exports_every_rank else None,
         instance=f"rank-{facts.rank}",
         stage={"samite.stage.name": plan.stage.name, "samite.stage.kind": plan.stage.kind},
         attempt=attempt.submission_id,
@@ -120,13 +126,13 @@ def _telemetry(attempt: AttemptSpec, plan: TrainPlan, facts: RankFacts, incarnat
     )
 
 
-def _count_incarnation(folder: Path, step_before: int, groups: Groups) -> tuple[int, int]:
+def _count_incarnation(attempt: AttemptSpec, step_before: int, groups: Groups) -> tuple[int, int]:
     """Rank 0 counts the marks its predecessors left, leaves its own, and tells the others: (incarnation, step reached before it)."""
     told = torch.zeros(2, dtype=torch.int64)
     if groups.host.rank() == 0:
-        marks = folder / "incarnations"
+        marks = attempt_folder(attempt) / "incarnations"
         marks.mkdir(parents=True, exist_ok=True)
-        incarnation = sum(1 for mark in marks.iterdir() if mark.name.isdigit())
+        incarnation = incarnations_begun(attempt)
         write_atomically(marks / str(incarnation), f"{time.time()}\n")
         told[0], told[1] = incarnation, step_before
     dist.broadcast(told, src=0, group=groups.host)
