@@ -1,5 +1,10 @@
 """From stage to stage: nothing starts without the committed hand-over, and each state is carried or begun anew as it says."""
 
+import json
+import shutil
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -19,11 +24,23 @@ def state_of(attempt, checkpoint_id: str):
     return Catalog(open_store(attempt.checkpoint_uri)).manifest(checkpoint_id).extra["state"]
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the run folder of a finished first stage is kept for the tests of this file; empty before the first of them."""
+    return tmp_path_factory.mktemp("finished") / "run"
+
+
 @pytest.fixture
-def first_stage(new_attempt, run_attempt, result_of):
-    """A finished first stage: (attempt, checkpoint id)."""
+def first_stage(finished, new_attempt, run_attempt, result_of):
+    """A finished first stage: (attempt, checkpoint id). Trained once, copied for every other test."""
     attempt = new_attempt()
-    assert run_attempt(attempt) == [0]
+    place = Path(attempt.run_folder)
+    if finished.exists():
+        shutil.rmtree(place)
+        shutil.copytree(finished, place)
+    else:
+        assert run_attempt(attempt) == [0]
+        shutil.copytree(place, finished)
     return attempt, result_of(attempt).checkpoint_id
 
 
@@ -82,17 +99,12 @@ def test_a_stage_never_starts_from_another_checkpoint_than_the_one_handed_over(f
 
 
 def test_asking_for_a_checkpoint_writes_one_and_asking_to_stop_ends_the_attempt(new_attempt, run_attempt, result_of, document):
-    from pathlib import Path
-
     document["spec"]["checkpoint"]["interval"] = {"steps": 1000}
     document["spec"]["stages"][0]["budget"] = {"steps": 100000}
     attempt = new_attempt(ranks=2)
     control = Path(attempt.run_folder) / "control"
 
     def ask():
-        import json
-        import time
-
         beat, ends_s = Path(attempt.run_folder) / "heartbeats" / "rank-0.json", time.monotonic() + 80
 
         def wait_for(key, least):
