@@ -23,6 +23,7 @@ from samite_workloads.train.groups import FAMILIES
 from samite_workloads.train.learner import Learner
 from samite_workloads.train.numeric import NonFiniteError, StepNumbers, Verdict
 from samite_workloads.train.plan import TrainPlan
+from samite_workloads.train.rank_log import say, step_line
 from samite_workloads.train.session import Session
 
 _BURST = 3
@@ -154,8 +155,10 @@ class Observer:
 
     def _tell(self, record: StepRecord, verdict: Verdict | None) -> None:
         memory = memory_points(self._session.groups.device) if record.sampled else []
+        numbers = None if verdict is None else verdict.read()
+        say(step_line(record, numbers, of_stage=self._plan.stage.num_steps))
         if self._recorder is not None:
-            self._recorder.step(measure_of(record, None if verdict is None else verdict.read()), extra=memory)
+            self._recorder.step(measure_of(record, numbers), extra=memory)
         elif memory:
             self._session.telemetry.record_step(record.step, memory)
 

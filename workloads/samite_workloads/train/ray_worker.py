@@ -2,12 +2,14 @@
 
 import os
 import socket
+import traceback
 
 import ray.train
 from ray.util import get_node_ip_address
 
 from samite.spec.attempt import AttemptSpec
 from samite_workloads.parallel.group import Rendezvous
+from samite_workloads.train.rank_log import keep_output
 from samite_workloads.train.ranks import RankFacts
 from samite_workloads.train.ray_rendezvous import MEETING_HOST, MEETING_PORT
 
@@ -16,18 +18,20 @@ def run_worker(config: dict[str, str]) -> None:
     """Ray Train's train function. Returns normally for failures that a restart of the worker group can't help: the driver reads the reports."""
     attempt = AttemptSpec.from_json(config["attempt"])
     os.environ.update(attempt.environment)
-    from samite_workloads.train.outcome import earlier_failure, fail, finish
+    from samite_workloads.train.outcome import attempt_folder, earlier_failure, fail, finish
     from samite_workloads.train.reports import may_restart_in_place
 
     facts = ray_facts(gpus=int(attempt.run["spec"]["stages"][attempt.stage_index].get("gpusPerWorker", 0)))
     earlier = earlier_failure(attempt)
     if earlier is not None and not may_restart_in_place(earlier):
         return
+    keep_output(attempt_folder(attempt) / "logs", facts.rank)
     try:
         from samite_workloads.train.loop import train_stage
 
         result = train_stage(attempt, facts)
     except Exception as error:
+        traceback.print_exc()
         report = fail(attempt, facts, error, conclude=False)
         if may_restart_in_place(report):
             raise
