@@ -10,6 +10,9 @@ from samite.lifecycle.ranks import STEPPING
 from samite.lifecycle.status import Ettr, Progress, Status
 from samite.lifecycle.turn import Turn
 
+_BEFORE_LOADED = ("", "starting", "loading")
+"""Phases of a rank in which its counters are not those of the run yet."""
+
 
 def status_of(turn: Turn) -> Status:
     """The whole status."""
@@ -61,10 +64,15 @@ def progress_of(turn: Turn) -> Progress:
         share = 1.0
         stage_step = turn.stage.steps or 0
         step, tokens = finished.final_step, finished.final_tokens
+    elif lead is None or lead.step < 0 or lead.phase in _BEFORE_LOADED:
+        # A rank that has not loaded its state yet counts from zero; the run does not.
+        start_step = memory.stages[-2].final_step if len(memory.stages) > 1 else 0
+        step = max(memory.best_step, start_step)
+        stage_step = step - start_step
+        tokens = (finished.start_tokens if finished is not None else 0) + stage_step * (turn.stage.batch_tokens or 0)
+        share = _stage_share(turn, stage_step)
     else:
-        stage_step = lead.stage_step if lead is not None else 0
-        step = max(memory.best_step, 0) if lead is None or lead.step < 0 else lead.step
-        tokens = lead.tokens if lead is not None else (finished.start_tokens if finished is not None else 0)
+        step, stage_step, tokens = lead.step, lead.stage_step, lead.tokens
         share = _stage_share(turn, stage_step)
     step_s = _step_s(turn)
     tokens_per_s = None

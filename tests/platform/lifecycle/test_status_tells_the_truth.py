@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from samite.lifecycle import Phase, RankObserved, RunPlan
+from samite.lifecycle.decide import decide
 from samite.lifecycle.ledger import Account, Ledger
 from samite.lifecycle.plan import CheckpointPolicy, StagePlan
 from samite.lifecycle.simulation import Engine, faults, impatient, small_plan, small_run
@@ -194,3 +195,16 @@ def test_a_wall_time_budget_has_an_eta_and_a_percentage_too():
     progress = engine.turn().status.progress
     assert 10.0 < progress.percent < 20.0
     assert 240.0 < progress.eta_s < 280.0
+
+
+@pytest.mark.parametrize("phase", ["", "starting", "loading"])
+def test_progress_does_not_go_back_while_ranks_have_not_loaded_their_state(phase: str):
+    engine = long_run()
+    before = after_steps(engine, 300).status.progress
+    live = engine.memory.live
+    assert live is not None
+    fresh = RankObserved(rank=0, submission_id=live.submission_id, incarnation=live.incarnation, phase=phase, progress_age_s=0.1, step=0)
+    observed = replace(engine.look(), ranks=(fresh,))
+    progress = decide(engine.plan, observed, engine.memory, observed.at_s).status.progress
+    assert (progress.step, progress.percent) == (before.step, before.percent)
+    assert progress.tokens > 0
