@@ -60,6 +60,9 @@ def test_a_stopped_process_is_seen_as_stopped_and_a_busy_one_uses_time(uid: str,
     until(lambda: (found := processes.activity(busy.pid)) is not None and found.cpu_s > 0.1)
     os.kill(busy.pid, 19)
     until(lambda: (found := processes.activity(busy.pid)) is not None and found.stopped)
+    before = processes.activity(busy.pid)
+    time.sleep(0.2)
+    assert processes.activity(busy.pid) == before, "a stopped process uses no time"
 
 
 def test_the_sweep_spares_the_nodes_it_is_told_to(uid: str, tmp_path: Path):
