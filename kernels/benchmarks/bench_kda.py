@@ -173,7 +173,11 @@ def main():
                 save()
     report["convolution"] = time_convolution(args.repeats)
     say("")
-    say("Short convolution of q, k and v, 3 x [65536, 4096]: forward {forward_ms:.3f} ms, both {both_ms:.3f} ms".format(**report["convolution"]))
+    say(
+        "Short convolution of q, k and v, 3 x [65536, 4096]: forward {forward_ms:.3f} ms, both {both_ms:.3f} ms".format(
+            **report["convolution"]
+        )
+    )
     if not args.no_accuracy:
         names = ["o", "state", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"]
         say("")

@@ -85,7 +85,6 @@ template <int Pending>
 __device__ __forceinline__ void bulk_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
-__device__ __forceinline__ void bulk_store_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Makes this thread's ordinary shared-memory writes visible to the tensor cores and the copy engine.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -101,13 +100,6 @@ __device__ __forceinline__ void barrier_expect_bytes(uint32_t barrier, uint32_t 
 }
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive_if(bool arrive, uint32_t barrier) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
-        "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}\n" ::"r"(barrier),
-        "r"(static_cast<int>(arrive))
-        : "memory");
 }
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
@@ -126,11 +118,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// A barrier among `threads` threads; ids 1..15 (0 is __syncthreads).
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // Moves registers between warpgroups; every warp of the group must execute it, counts are multiples of 8.
 template <int Count>
 __device__ __forceinline__ void registers_up_to() {
@@ -154,9 +141,6 @@ __device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&r)[4], uint
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
-}
-__device__ __forceinline__ void load_matrix_x2(uint32_t (&r)[2], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
 }
 __device__ __forceinline__ void load_matrix_x2_transposed(uint32_t (&r)[2], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
