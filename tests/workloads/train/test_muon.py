@@ -25,7 +25,7 @@ def conditioned(rows: int, columns: int, condition: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(("rows", "columns"), [(32, 32), (16, 64), (64, 16), (3, 50)])
 def test_singular_values_of_an_orthogonalised_matrix_lie_near_one(rows, columns):
-    values = torch.linalg.svdvals(orthogonalise(conditioned(rows, columns, 90.0)))
+    values = torch.linalg.svdvals(orthogonalise(conditioned(rows, columns, 90.0).unsqueeze(0)))
     assert 0.65 <= values.min() <= values.max() <= 1.25
 
 

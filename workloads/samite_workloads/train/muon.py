@@ -8,6 +8,7 @@ the parameter is; a matrix whose blocks lie whole inside the shards needs no com
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from samite_workloads.train.exchange import OwnerExchange, Slot
 _NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _NS_STEPS = 5
 _UPDATE_RMS = 0.2
+_BATCH_ELEMENTS = 1 << 25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,22 +48,55 @@ class Matrix:
 
 
 def orthogonalise(blocks_BNM: Tensor) -> Tensor:
-    """NS5 of each [n, m] block in the input's dtype: singular values go to about 1 (0.65 to 1.25 for condition numbers below 100)."""
+    """NS5 of each [n, m] block of [B, n, m], in the input's dtype: singular values go to about 1 (0.65 to 1.25 for condition numbers below 100)."""
     a, b, c = _NS_COEFFICIENTS
     x = blocks_BNM.mT if blocks_BNM.shape[-2] > blocks_BNM.shape[-1] else blocks_BNM
     norm = torch.linalg.matrix_norm(x.float(), keepdim=True)
     x = x / (norm + 1e-7).to(x.dtype)
     for _ in range(_NS_STEPS):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if blocks_BNM.shape[-2] > blocks_BNM.shape[-1] else x
 
 
 def muon_direction(update: Tensor, block_rows: int, parts: Sequence[int]) -> Tensor:
     """Orthogonalised and scaled `update`, same shape: each part of each block alone, with RMS 0.2."""
-    blocks = update.reshape(-1, block_rows, update.shape[-1])
-    pieces = [orthogonalise(piece) * (_UPDATE_RMS * math.sqrt(max(piece.shape[-2:]))) for piece in blocks.split(list(parts), dim=1)]
-    return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)).reshape(update.shape)
+    return muon_directions([(update, block_rows, parts)])[0]
+
+
+def muon_directions(updates: Sequence[tuple[Tensor, int, Sequence[int]]]) -> list[Tensor]:
+    """`muon_direction` of each (update, block_rows, parts). Pieces of one size are orthogonalised in one batch: a tenth of the kernel launches."""
+    pieces: list[list[Tensor]] = []
+    by_size: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for index, (update, block_rows, parts) in enumerate(updates):
+        pieces.append(list(update.reshape(-1, block_rows, update.shape[-1]).split(list(parts), dim=1)) if update.numel() else [])
+        for number, piece in enumerate(pieces[-1]):
+            by_size[piece.shape[-2], piece.shape[-1]].append((index, number))
+    for (rows, columns), places in by_size.items():
+        for batch in _batches(places, pieces, rows * columns):
+            together = torch.cat([pieces[i][n] for i, n in batch]) if len(batch) > 1 else pieces[batch[0][0]][batch[0][1]]
+            scaled = orthogonalise(together) * (_UPDATE_RMS * math.sqrt(max(rows, columns)))
+            for (i, n), piece in zip(batch, scaled.split([pieces[i][n].shape[0] for i, n in batch]), strict=True):
+                pieces[i][n] = piece
+    return [
+        (torch.cat(found, dim=1) if len(found) > 1 else found[0]).reshape(update.shape) if found else update
+        for found, (update, _, _) in zip(pieces, updates, strict=True)
+    ]
+
+
+def _batches(places: list[tuple[int, int]], pieces: list[list[Tensor]], block_elements: int) -> list[list[tuple[int, int]]]:
+    """`places` in runs of at most `_BATCH_ELEMENTS` together (one that is larger stands alone): they bound the memory of a batch."""
+    runs: list[list[tuple[int, int]]] = []
+    filled = 0
+    for i, n in places:
+        elements = pieces[i][n].shape[0] * block_elements
+        if not runs or filled + elements > _BATCH_ELEMENTS:
+            runs.append([])
+            filled = 0
+        runs[-1].append((i, n))
+        filled += elements
+    return runs
 
 
 class Muon:
@@ -74,7 +109,8 @@ class Muon:
         self._dtype = compute_dtype
         self._momentum = [torch.zeros_like(m.parameter.detach()) for m in self._matrices]
         group = _group_of(self._matrices)
-        slots = [Slot(tuple(m.parameter.shape)) for m in self._matrices if not _blocks_are_whole(m)]
+        self._whole = [_blocks_are_whole(m) for m in self._matrices]
+        slots = [Slot(tuple(m.parameter.shape)) for m, whole in zip(self._matrices, self._whole, strict=True) if not whole]
         self._exchange = OwnerExchange(slots, group) if slots else None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -101,22 +137,18 @@ class Muon:
 
     def _directions(self, updates: list[Tensor]) -> list[Tensor]:
         """This rank's shard of each matrix's direction, fp32."""
-        directions: list[Tensor | None] = [None] * len(updates)
-        scattered = []
-        for index, (matrix, update) in enumerate(zip(self._matrices, updates, strict=True)):
-            if _blocks_are_whole(matrix):
-                directions[index] = muon_direction(update, matrix.block_rows, matrix.parts).float() if update.numel() else update.float()
-            else:
-                scattered.append(index)
+        scattered = [i for i, matrix in enumerate(self._matrices) if not self._whole[i]]
+        owned = self._exchange.gather([updates[i] for i in scattered]) if self._exchange is not None else {}
+        work = [(updates[i], m.block_rows, m.parts) for i, m in enumerate(self._matrices) if self._whole[i]]
+        for slot, full in owned.items():
+            matrix = self._matrices[scattered[slot]]
+            work.append((full, matrix.block_rows, matrix.parts))
+        done = iter(muon_directions(work))
+        directions = {i: next(done) for i in range(len(updates)) if self._whole[i]}
         if self._exchange is not None:
-            owned = self._exchange.gather([updates[i] for i in scattered])
-            whole = {
-                slot: muon_direction(full, self._matrices[scattered[slot]].block_rows, self._matrices[scattered[slot]].parts)
-                for slot, full in owned.items()
-            }
-            for index, shard in zip(scattered, self._exchange.scatter(whole, self._dtype), strict=True):
-                directions[index] = shard.float()
-        return [d for d in directions if d is not None]
+            shards = self._exchange.scatter({slot: next(done) for slot in owned}, self._dtype)
+            directions |= dict(zip(scattered, shards, strict=True))
+        return [directions[i].float() for i in range(len(updates))]
 
 
 def _group_of(matrices: Sequence[Matrix]) -> "torch.distributed.ProcessGroup | None":

@@ -39,8 +39,8 @@ class Optimizer:
         gradients = [local(parameter.grad) for parameter in self._groups.parameters if parameter.grad is not None]
         torch._foreach_mul_(gradients, clip)
         if self._device.type == "cuda":
-            for gradient in gradients:  # on CPU the loop has already looked at the verdict
-                gradient.copy_(torch.where(accepted, gradient, 0.0))
+            # On CPU the loop has already looked at the verdict. NaN times zero is NaN, but its bits times zero are zero.
+            torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], accepted.to(torch.int32))
         go = accepted.to(torch.float32)
         rate = go * learning_rate
         self._muon.step(learning_rate=rate, accepted=go)
