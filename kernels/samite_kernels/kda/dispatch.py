@@ -18,6 +18,7 @@ from torch import Tensor
 BACKENDS = ("sm90", "fla", "reference")
 VARIABLE = "SAMITE_KERNELS_KDA"
 _HEAD_DIM = 128
+_FLA_KEY_DIM = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +83,8 @@ def _why_not_fla(q: Tensor, lower_bound: float) -> str | None:
         return "flash-linear-attention is not installed (pip install fla-core==0.6.0 einops)"
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"q is {q.dtype}, it needs bfloat16 or float16"
+    if q.shape[-1] > _FLA_KEY_DIM:
+        return f"the key dim is {q.shape[-1]}, it needs at most {_FLA_KEY_DIM}"
     if lower_bound >= 0:
         return f"lower_bound is {lower_bound:g}, it needs a negative one"
     return None

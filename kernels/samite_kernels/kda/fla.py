@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from samite_kernels.kda.documents import find_documents
+
 
 def chunk_kda_fla(
     q: Tensor,
@@ -21,6 +23,7 @@ def chunk_kda_fla(
     """As `chunk_kda`; always returns the final state."""
     from fla.ops.kda import chunk_kda
 
+    find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])  # raises for offsets that would read elsewhere
     offsets = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int64)
     o, final_state = chunk_kda(
         q,
