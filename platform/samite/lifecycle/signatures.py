@@ -93,9 +93,16 @@ SIGNATURES: tuple[Signature, ...] = (
 """Known messages, causes first. The first match of a line counts."""
 
 
+_GUESSES = re.compile(
+    r"(some common causes include|there are some potential root causes|possible (causes|reasons)( include)?)\b.*", re.IGNORECASE | re.DOTALL
+)
+"""Where a message stops telling what happened and lists what might have. Ray ends every report of a dead worker with a list of memory, kills and crashes."""
+
+
 def match(text: str) -> Signature | None:
-    """The first known message in `text`, causes before consequences."""
-    return next((signature for signature in SIGNATURES if signature.pattern.search(text)), None)
+    """The first known message in `text`, causes before consequences. What the text only supposes does not count."""
+    told = _GUESSES.sub("", text)
+    return next((signature for signature in SIGNATURES if signature.pattern.search(told)), None)
 
 
 def first_cause(lines: Sequence[str]) -> tuple[str, Signature] | None:

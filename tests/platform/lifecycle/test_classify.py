@@ -5,7 +5,7 @@ import pytest
 from samite.lifecycle import FailureClass
 from samite.lifecycle.classify import RankExit, classify
 from samite.lifecycle.plan import ExitCodeRule, RestartPolicy
-from samite.lifecycle.signatures import first_cause
+from samite.lifecycle.signatures import first_cause, match
 from samite.spec.attempt import FailureReport
 
 POLICY = RestartPolicy()
@@ -204,3 +204,28 @@ def test_a_report_that_says_so_is_not_restarted():
     cause = classify(reports=[report("bad spec", restartable=False), report("Connection closed by peer", rank=1)], policy=POLICY)
     assert not cause.restartable
     assert cause.message == "RuntimeError: bad spec"
+
+
+RAY_DEAD_WORKER = (
+    "A worker health check failed.\nThe actor died unexpectedly before finishing this task.\n"
+    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a "
+    "connection error code 2. End of file. Some common causes include: (1) the process was killed by the OOM killer due to high memory usage, "
+    "(2) ray stop --force was called, or (3) the worker crashed unexpectedly due to SIGSEGV or another unexpected error. If the process was killed "
+    "by the kernel OOM killer (verifiable by checking for OOM in dmesg of the OOMing node), consider enabling resource isolation."
+)
+"""As Ray 2.60 reports a rank that was killed with SIGKILL."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RAY_DEAD_WORKER,
+        "Worker unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The process is killed by "
+        "SIGKILL by OOM killer due to high memory usage. (2) ray stop --force is called. (3) The worker is crashed unexpectedly due to SIGSEGV.",
+    ],
+)
+def test_what_ray_only_supposes_about_a_dead_worker_is_no_cause(text: str):
+    cause = classify(reports=[report(text, error_type="WorkerHealthCheckFailedError", failure_class="infra", rank=1)], policy=POLICY)
+    assert cause.failure_class is FailureClass.INFRA
+    found = match(text)
+    assert found is None or found.error_type == "RayActorLost"
