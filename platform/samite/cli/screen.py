@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from samite.cli.output import ago, duration
+from samite.cli.output import ago, duration, one_line
 
 EXIT_CODES = {"Failed": 8, "Cancelled": 9, "Cancelling": 9, "Suspended": 10, "Suspending": 10, "Held": 10}
 
@@ -47,7 +47,7 @@ def lines(shown: Facts, *, wide: bool = False) -> list[str]:
     """The screen, without colour."""
     found = [headline(shown), _stages(shown), *_nodes(shown), *_lost(shown), *_saved(shown), *_failure(shown)]
     if shown.status.get("message") and shown.status["phase"] != "Running":
-        found.append(f"why      {shown.status.get('reason', '')}: {shown.status['message']}")
+        found.append(f"why      {shown.status.get('reason', '')}: {short(shown.status['message'])}")
     if wide:
         found += [f"{c['type']:<17} {c['status']:<8} {c['reason']} {c['message']}".rstrip() for c in shown.status.get("conditions", [])]
     return found
@@ -118,7 +118,7 @@ def _failure(shown: Facts) -> list[str]:
         return []
     klass = failure.get("failureClass", "")
     age = f"{ago(shown.now_unix_s - failure['atS'])} ago " if failure.get("atS") else ""
-    words = [f"{age}{klass}: {failure.get('message', '')}", f"L{failure.get('level', 0)}"]
+    words = [f"{age}{klass}: {short(failure.get('message', ''))}", f"L{failure.get('level', 0)}"]
     recovery = next((r for r in reversed(shown.status.get("recoveries", [])) if r.get("atS", 0) >= failure.get("atS", 0)), None)
     if recovery:
         words.append(f"recovered in {duration(recovery_seconds(recovery))}")
@@ -129,6 +129,12 @@ def _failure(shown: Facts) -> list[str]:
     if retry and retry > shown.now_unix_s:
         words.append(f"next try in {duration(retry - shown.now_unix_s)}")
     return ["failure  " + "; ".join(words)]
+
+
+def short(text: str, limit: int = 220) -> str:
+    """A message as one line of at most `limit` characters; `samite describe` and the events have the whole of it."""
+    line = one_line(" ".join(str(text).split()))
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
 def recovery_seconds(recovery: dict[str, Any]) -> float:

@@ -220,8 +220,10 @@ RAY_DEAD_WORKER = (
     "text",
     [
         RAY_DEAD_WORKER,
-        "Worker unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The process is killed by "
-        "SIGKILL by OOM killer due to high memory usage. (2) ray stop --force is called. (3) The worker is crashed unexpectedly due to SIGSEGV.",
+        (
+            "Worker unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The process is killed by "
+            "SIGKILL by OOM killer due to high memory usage. (2) ray stop --force is called. (3) The worker is crashed unexpectedly due to SIGSEGV."
+        ),
     ],
 )
 def test_what_ray_only_supposes_about_a_dead_worker_is_no_cause(text: str):
