@@ -140,29 +140,39 @@ class ChunkLayout:
         self.num_chunks = sum(num_chunks)
         self.order_index = torch.tensor(self.order, device=device)
         self.rank_index = torch.argsort(self.order_index)
-        missing = documents.num_tokens
-        rows: list[Tensor] = []
-        for step, active in enumerate(self.active):
-            for document in self.order[:active]:
-                first = documents.offsets[document] + step * chunk_size
-                row = torch.arange(first, first + chunk_size)
-                rows.append(row.masked_fill(row >= documents.offsets[document + 1], missing))
-        self.token_of_slot = torch.cat(rows).to(device) if rows else torch.empty(0, dtype=torch.long, device=device)
-        slots = torch.arange(self.token_of_slot.numel(), device=device)
-        self.slot_of_token = torch.empty(missing + 1, dtype=torch.long, device=device)
-        self.slot_of_token[self.token_of_slot] = slots
-        self.slot_of_token = self.slot_of_token[:missing]
+        self._num_tokens = documents.num_tokens
+        first_tokens = [
+            (documents.offsets[document] + step * chunk_size, documents.offsets[document + 1])
+            for step, active in enumerate(self.active)
+            for document in self.order[:active]
+        ]
+        first, end = torch.tensor(first_tokens, dtype=torch.long, device=device).view(-1, 2, 1).unbind(1)
+        tokens = first + torch.arange(chunk_size, device=device)
+        self._token_of_slot = tokens.masked_fill(tokens >= end, self._num_tokens)
+        self._rows: dict[int, tuple[Tensor, Tensor]] = {}
 
     def pack(self, x: Tensor) -> Tensor:
-        """[N, H, D] tokens to [chunks, H, C, D]; empty slots are zero, which neither decays nor writes."""
-        slots: Tensor = _Gather.apply(x, self.token_of_slot, self.slot_of_token)
-        return slots.view(self.num_chunks, self.chunk_size, *x.shape[1:]).transpose(1, 2)
+        """[N, H, D] tokens to [chunks, H, C, D], contiguous; empty slots are zero, which neither decays nor writes."""
+        num_heads = x.shape[1]
+        packed: Tensor = _Gather.apply(x.reshape(-1, x.shape[-1]), *self._rows_of(num_heads))
+        return packed.view(self.num_chunks, num_heads, self.chunk_size, x.shape[-1])
 
     def unpack(self, x: Tensor) -> Tensor:
         """[chunks, H, C, D] back to [N, H, D]."""
-        slots = x.transpose(1, 2).reshape(self.token_of_slot.numel(), x.shape[1], x.shape[-1])
-        tokens: Tensor = _Gather.apply(slots, self.slot_of_token, self.token_of_slot)
-        return tokens
+        rows, places = self._rows_of(x.shape[1])
+        tokens: Tensor = _Gather.apply(x.reshape(-1, x.shape[-1]), places, rows)
+        return tokens.view(self._num_tokens, *x.shape[1::2])
+
+    def _rows_of(self, num_heads: int) -> tuple[Tensor, Tensor]:
+        """For [N * H] rows: the row of each packed place, N * H where it is empty, and the packed place of each row."""
+        if num_heads not in self._rows:
+            heads = torch.arange(num_heads, device=self._token_of_slot.device)
+            rows = self._token_of_slot.unsqueeze(1) * num_heads + heads.view(-1, 1)
+            rows = rows.clamp(max=self._num_tokens * num_heads).flatten()
+            places = torch.empty(self._num_tokens * num_heads + 1, dtype=torch.long, device=rows.device)
+            places[rows] = torch.arange(rows.numel(), device=rows.device)
+            self._rows[num_heads] = rows, places[:-1]
+        return self._rows[num_heads]
 
 
 class _Gather(torch.autograd.Function):
