@@ -38,6 +38,9 @@ def test_a_run_that_loses_a_node_a_rank_the_driver_the_head_and_its_supervisor_e
         )
         for times, (step, *fault) in enumerate(faults, start=1):
             run.until_step(int(step), limit_s=RECOVERY_S)
+            if fault[0] == "kill-head":
+                # Ranks train on without a head for some seconds; slow ones do not reach the end of the run in that time.
+                run.chaos("slow", "--rank", "0", "--factor", "12", "--times", "6")
             run.chaos(*map(str, fault))
             run.until_recovered(times, limit_s=RECOVERY_S)
         run.until_step(21, limit_s=RECOVERY_S)

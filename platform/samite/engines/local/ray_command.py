@@ -80,6 +80,8 @@ def ray_environment(inherited: Mapping[str, str]) -> dict[str, str]:
         "RAY_health_check_period_ms": "1000",
         "RAY_health_check_timeout_ms": "1000",
         "RAY_health_check_failure_threshold": "4",
+        # Without a head, nodes give up after 10 s instead of 60: nobody will bring this head back, a new cluster is built instead.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "60",
     }
