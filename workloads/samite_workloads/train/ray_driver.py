@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.train import ScalingConfig, TrainingFailedError
@@ -55,12 +56,12 @@ def run_driver(attempt: AttemptSpec) -> int:
     return 0 if result is not None and result.outcome != "failed" else _failed(attempt, "the ranks ended without a result")
 
 
-def _trainer(attempt: AttemptSpec) -> TorchTrainer:
+def _trainer(attempt: AttemptSpec) -> "LeanTrainer":
     stage = attempt.run["spec"]["stages"][attempt.stage_index]
     gpus = stage.get("gpusPerWorker", 0)
     storage = Path(attempt.run_folder) / "attempts" / attempt.submission_id / "ray"
     storage.mkdir(parents=True, exist_ok=True)
-    return TorchTrainer(
+    return LeanTrainer(
         run_worker,
         train_loop_config={"attempt": attempt.to_json()},
         torch_config=RendezvousConfig(backend="nccl" if gpus else "gloo"),  # type: ignore[arg-type]  # see ray_rendezvous
@@ -77,6 +78,14 @@ def _trainer(attempt: AttemptSpec) -> TorchTrainer:
             callbacks=[ReportForTheDead(attempt.to_json())],
         ),
     )
+
+
+class LeanTrainer(TorchTrainer):
+    """A TorchTrainer without Ray Data: its dataset manager is a process of its own, and costs seconds of every start on a small machine."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks = super()._create_default_callbacks()  # type: ignore[misc]  # Ray exports the v2 class under the v1 name only at run time
+        return [callback for callback in callbacks if type(callback).__name__ != "DatasetsCallback"]
 
 
 def _failed(attempt: AttemptSpec, message: str) -> int:

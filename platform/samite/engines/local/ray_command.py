@@ -82,6 +82,8 @@ def ray_environment(inherited: Mapping[str, str]) -> dict[str, str]:
         "RAY_health_check_failure_threshold": "4",
         # Without a head, nodes give up after 10 s instead of 60: nobody will bring this head back, a new cluster is built instead.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+        # Nodes of one machine get no notice of preemption; the watcher would be one more process to start at every attempt.
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "60",
     }
