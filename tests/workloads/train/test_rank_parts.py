@@ -211,3 +211,15 @@ def test_clipping_scales_down_and_never_up():
     assert clip_coefficient(torch.tensor(4.0), 1.0).item() == pytest.approx(0.25)
     assert clip_coefficient(torch.tensor(0.5), 1.0).item() == 1.0
     assert clip_coefficient(torch.tensor(100.0), 0.0).item() == 1.0
+
+
+@pytest.mark.parametrize("resume", ["none", "latest", "00000004-1-4de3abd1"])
+def test_a_worker_group_that_was_restarted_goes_on_from_what_its_own_submission_committed(resume: str):
+    from samite.spec.attempt import AttemptSpec
+    from samite_workloads.train.resume import resume_of
+
+    attempt = AttemptSpec(
+        run={}, run_uid="u", stage_index=0, attempt=1, submission_id="x", run_folder="/x", num_workers=1, checkpoint_uri="/x", resume=resume
+    )
+    assert resume_of(attempt, incarnation=0) == resume
+    assert resume_of(attempt, incarnation=1) == "latest"

@@ -18,7 +18,8 @@ def restore_or_begin(attempt: AttemptSpec, plan: TrainPlan, learner: Learner, sa
     """The state of the first step, with all tensors in place. Collective. Raises HandoverMissingError if the stage may not start."""
     handed_over = _handed_over(attempt, plan)
     began_s = time.monotonic()
-    restored = None if attempt.resume == "none" else saver.restore(attempt.resume, learner.tensors())
+    wanted = resume_of(attempt, incarnation=session.incarnation)
+    restored = None if wanted == "none" else saver.restore(wanted, learner.tensors())
     if restored is None:
         if handed_over is not None:
             raise HandoverMissingError(
@@ -43,12 +44,20 @@ def restore_or_begin(attempt: AttemptSpec, plan: TrainPlan, learner: Learner, sa
         session.heartbeat.stage_step = state.stage_step
         return state
     if handed_over is None or restored.checkpoint_id != handed_over.checkpoint_id:
-        wanted = handed_over.checkpoint_id if handed_over else f"one of stage {plan.stage.name}"
+        needed = handed_over.checkpoint_id if handed_over else f"one of stage {plan.stage.name}"
         raise HandoverMissingError(
-            f"stage {plan.stage.name} must start from checkpoint {wanted}, but the newest that verifies is {restored.checkpoint_id} "
+            f"stage {plan.stage.name} must start from checkpoint {needed}, but the newest that verifies is {restored.checkpoint_id} "
             f"of stage {state.stage_name}"
         )
     return take_over(state, plan.stage, learner)
+
+
+def resume_of(attempt: AttemptSpec, *, incarnation: int) -> str:
+    """What to restore: as the engine said for the first worker group of a submission; the newest for those that Ray starts after it.
+
+    The engine spoke before this submission had written anything. Its later worker groups must not throw away what the first one committed.
+    """
+    return attempt.resume if incarnation == 0 else "latest"
 
 
 def open_loader(attempt: AttemptSpec, plan: TrainPlan, state: TrainState, session: Session, config: ModelConfig) -> Loader:
