@@ -69,7 +69,9 @@ def test_a_rank_that_fails_three_times_the_same_way_is_held_with_its_traceback(t
         assert failure["failureClass"] == "application"
         assert "InjectedFaultError" in failure["traceback"]
         assert run.samite("status", "faulty", "--exit-code", check=False).returncode == 10
-        run.until("the nodes are given back", lambda: not run.living(), limit_s=60, or_phase="Held")
+        assert run.living(), "the nodes are kept for a while, to look around"
+        run.samite("cancel", "faulty", "--yes", "--wait", timeout_s=120)
+        run.until("the nodes are given back", lambda: not run.living(), limit_s=60, or_phase="Cancelled")
 
 
 def test_a_rank_asleep_inside_its_step_is_only_reported_when_detection_observes(tmp_path: Path, corpus: Path):
