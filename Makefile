@@ -13,7 +13,7 @@ STAMP := $(VENV)/.synced
 export RAY_ENABLE_UV_RUN_RUNTIME_ENV := 0
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-fast lint format bench soak-local test-gpu bench-gpu clean
+.PHONY: help setup demo test test-fast drills lint format bench soak-local test-gpu bench-gpu clean
 help:
 	@sed -n '2,9s/^# \{0,1\}//p' Makefile
 
@@ -34,7 +34,11 @@ demo: setup
 # First what shares the machine well, on two workers; then the tests that start Ray clusters, one at a time.
 test: setup
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray"
-	@$(BIN)/python -m pytest -q -m ray
+	@$(BIN)/python -m pytest -q -m "ray and not drill"
+
+# The longer drills of the local engine: a sleeping rank, a poisoned gradient, lost decay products, suspend and resume.
+drills: setup
+	@$(BIN)/python -m pytest -v -m drill
 
 # Without the tests that start Ray clusters: for the inner loop.
 test-fast: setup

@@ -74,6 +74,7 @@ def test_a_rank_that_fails_three_times_the_same_way_is_held_with_its_traceback(t
         run.until("the nodes are given back", lambda: not run.living(), limit_s=60, or_phase="Cancelled")
 
 
+@pytest.mark.drill
 def test_a_rank_asleep_inside_its_step_is_only_reported_when_detection_observes(tmp_path: Path, corpus: Path):
     """Drill 4, first half: Ray alone never reacts, and Observe must not."""
     detection = {"hang": {"mode": "Observe", "floorSeconds": 5, "learningWindows": 1}}
@@ -91,11 +92,15 @@ def test_a_rank_asleep_inside_its_step_is_restarted_when_detection_may(tmp_path:
     with LocalRun(tmp_path, spec_document("sleepier", corpus, stages=1)) as run:
         run.submit().until_step(4)
         run.chaos("sleep", "--rank", "1", "--seconds", "600")
-        run.until("a confirmed hang", lambda: bool(run.events("samite.hang.confirmed")), limit_s=90)
+        run.until("a hang on two facts", lambda: bool(run.events("samite.failure.detected")), limit_s=90)
         run.until_phase("Succeeded", limit_s=RECOVERY_S)
-        assert run.status()["restarts"]["hang"] == 1
+        (failure,) = run.events("samite.failure.detected")
+        assert failure["samite.failure.class"] == "hang"
+        assert {fact.partition(":")[0] for fact in failure["samite.evidence"]} >= {"heartbeat", "process_table"}
+        assert run.status()["restarts"] == {"hang": 1}
 
 
+@pytest.mark.drill
 def test_a_nan_rolls_back_and_leaves_the_data_window_out(tmp_path: Path, corpus: Path):
     """Drill 16, first half: every rank refuses the step before the optimizer."""
     with LocalRun(tmp_path, spec_document("poisoned", corpus, stages=1)) as run:
@@ -107,6 +112,7 @@ def test_a_nan_rolls_back_and_leaves_the_data_window_out(tmp_path: Path, corpus:
         assert run.status()["restarts"] == {"numeric": 1}
 
 
+@pytest.mark.drill
 def test_a_slow_rank_is_reported_and_not_restarted_and_a_handover_survives_a_dead_supervisor(tmp_path: Path, corpus: Path):
     """Drills 6 and 29: one run, because neither disturbs the other."""
     detection = {"straggler": {"mode": "Report", "factor": 1.5, "steps": 5}}
@@ -123,6 +129,7 @@ def test_a_slow_rank_is_reported_and_not_restarted_and_a_handover_survives_a_dea
         assert run.events("samite.straggler.detected")
 
 
+@pytest.mark.drill
 def test_lost_decay_products_pause_the_run_at_its_next_checkpoint_without_a_restart(tmp_path: Path, corpus: Path):
     """Drill 17: the event is written as the trainer writes it; what the engine does about it is real."""
     from samite.telemetry.events import EventLog
@@ -139,6 +146,7 @@ def test_lost_decay_products_pause_the_run_at_its_next_checkpoint_without_a_rest
         assert status["lastCheckpointStep"] == status["progress"]["step"], "nothing is lost by pausing"
 
 
+@pytest.mark.drill
 def test_cancel_suspend_and_resume_do_what_they_say(tmp_path: Path, corpus: Path):
     with LocalRun(tmp_path, spec_document("paused", corpus, stages=1, steps=40)) as run:
         run.submit().until_step(3)
