@@ -55,7 +55,7 @@ format: setup
 	@$(BIN)/ruff format .
 
 bench: setup
-	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider benchmarks
+	@$(BIN)/python benchmarks/local.py
 
 soak-local: setup
 	@$(BIN)/python tests/e2e/soak_local.py --rounds $(or $(ROUNDS),20)
