@@ -144,7 +144,8 @@ class RayNodes:
                 self._save(replace(self.cluster, nodes=(), boot_id=_boot_id()))
             return swept
         living = [node.name for node in self.nodes() if processes.is_alive(node.process)]
-        return processes.sweep(self._run_uid, spare_nodes=living)
+        # While nodes live, a process that does not say which node it belongs to is left alone: it may be one of theirs that is just starting.
+        return processes.sweep(self._run_uid, spare_nodes=[*living, ""] if living else [])
 
     def cluster_or_fail(self) -> Cluster:
         """The cluster, which the caller knows to exist."""
