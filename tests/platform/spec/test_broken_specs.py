@@ -30,7 +30,10 @@ def test_the_message_is_what_was_agreed_on(file: Path, monkeypatch: pytest.Monke
     expected = file.with_suffix(".expected")
     if os.environ.get("SAMITE_UPDATE_SNAPSHOTS"):
         expected.write_text(text, encoding="utf-8")
-    assert text == expected.read_text(encoding="utf-8")
+    agreed = expected.read_text(encoding="utf-8")
+    if "<folder>" in agreed:  # where such a line is folded depends on where the clone lies
+        text, agreed = " ".join(text.split()), " ".join(agreed.split())
+    assert text == agreed
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
