@@ -1,7 +1,8 @@
 """What one attempt is told: the file an engine writes before it submits, and the trainer reads before it does anything else.
 
 Written by `samite.engines`, read by `samite_workloads.entrypoint`. Plain JSON, so that a person can read it and start one rank by hand:
-`python -m samite_workloads.entrypoint --attempt attempt.json`.
+`python -m samite_workloads.entrypoint --attempt attempt.json`. Where engine and driver share no file system, the same document travels packed in
+the driver's environment.
 
 Paths of one attempt, all below `run_folder`:
 
@@ -15,14 +16,20 @@ Paths of one attempt, all below `run_folder`:
     control/*.json                           requests to the trainer: checkpoint now, stop after checkpoint
 """
 
+import base64
+import binascii
 import json
 import math
 import os
+import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 from samite.telemetry import jsonlines
+
+ATTEMPT_VARIABLE = "SAMITE_ATTEMPT"
+"""Holds `AttemptSpec.packed()` for a driver that is started with `--attempt-env`."""
 
 
 class _JsonFile:
@@ -94,6 +101,18 @@ class AttemptSpec(_JsonFile):
     environment: dict[str, str] = field(default_factory=dict)
     """Extra environment of the ranks. Never secrets."""
     trace_parent: str = ""
+
+    def packed(self) -> str:
+        """The attempt as one printable word, for the environment variable `ATTEMPT_VARIABLE` where no file can be left for the driver."""
+        return base64.b64encode(zlib.compress(self.to_json().encode("ascii"), 9)).decode("ascii")
+
+    @classmethod
+    def unpack(cls, text: str) -> Self:
+        """What `packed` made. Raises ValueError for anything else."""
+        try:
+            return cls.from_json(zlib.decompress(base64.b64decode(text, validate=True)).decode("ascii"))
+        except (binascii.Error, zlib.error, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{ATTEMPT_VARIABLE}: wanted base64 of zlib of an attempt's JSON; {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
