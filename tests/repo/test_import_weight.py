@@ -38,6 +38,23 @@ def test_kernels_import_nothing_of_ours():
     assert imported_by("import samite_kernels").isdisjoint({"samite", "samite_operators", "samite_workloads"})
 
 
+def test_the_driver_of_a_ray_job_and_the_controller_start_without_torch():
+    # Both load these modules at every attempt; torch would cost each of them 3 s on the way from a failure to the next step.
+    assert "torch" not in imported_by("import samite_workloads.train.ray_driver, samite_workloads.train.ray_worker")
+
+
+def test_a_rank_does_not_load_the_compiler_to_become_deterministic():
+    code = """
+import sys, torch
+from samite_workloads.train.ranks import plain_facts
+from samite_workloads.train.session import make_deterministic
+make_deterministic(plain_facts(device_type="cpu"), 7)
+assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+assert "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
+"""
+    assert "torch" in imported_by(code)
+
+
 @pytest.mark.parametrize("library", ["pydantic", "yaml", "rich", "boto3", "kubernetes", "opentelemetry", "fsspec"])
 def test_the_command_line_loads_no_library_before_it_needs_one(library: str):
     assert library not in imported_by("import samite.cli.app")

@@ -20,6 +20,8 @@ class Capacity:
     """Usable worker nodes."""
     complete: bool = False
     """As many as the stage asks for."""
+    coming: bool = False
+    """As many as the stage asks for once those that are about to join have joined."""
     possible: bool = False
     """At least as many as the stage can train on."""
     cannot_start: str = ""
@@ -156,6 +158,7 @@ def _bring_up(turn: Turn) -> Capacity:
     return Capacity(
         nodes=usable,
         complete=usable >= stage.max_workers,
+        coming=usable_nodes(turn, joining=True) >= stage.max_workers,
         possible=usable >= stage.min_workers,
         cannot_start=cannot,
         waiting_for=waiting,

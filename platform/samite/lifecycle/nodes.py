@@ -40,8 +40,8 @@ def judge_nodes(turn: Turn) -> tuple[NodeState, ...]:
     )
 
 
-def usable_nodes(turn: Turn) -> int:
-    """Worker nodes that a new attempt can run on now."""
+def usable_nodes(turn: Turn, *, joining: bool = False) -> int:
+    """Worker nodes that a new attempt can run on now; with `joining`, those too that are about to register."""
     memory = turn.memory
     if memory.cluster is None:
         return 0
@@ -50,7 +50,7 @@ def usable_nodes(turn: Turn) -> int:
     return sum(
         1
         for node in turn.cluster_seen().nodes
-        if node.ready
+        if (node.ready or (joining and node.joining))
         and not node.head
         and node.name not in out
         and node.name not in leaving

@@ -80,6 +80,8 @@ class NodeObserved:
     name: str
     ready: bool | None = None
     """Registered with Ray and, if asked for, passed its preflight. None: not known."""
+    joining: bool = False
+    """Not ready yet, but it runs on a machine of its own and is about to register: only seconds are missing, no capacity."""
     head: bool = False
     rack: str = ""
     facts: tuple[NodeFact, ...] = ()

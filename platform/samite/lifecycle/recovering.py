@@ -119,7 +119,10 @@ def _prepare(turn: Turn) -> None:
         _give_up(turn, "Hold", "CannotStart", capacity.cannot_start)
         return
     late = turn.watched_s > recovery.deadline_watched_s
-    if not (capacity.complete or (late and capacity.possible)):
+    # Ray's driver takes seconds to start; it waits for a node that is about to join, and finds it there when it needs it. Trusted once: an attempt
+    # that waited in vain is a failure, and the next one starts when its nodes are there.
+    coming = capacity.coming and recovery.level is Level.L2_ATTEMPT and turn.memory.cycles_without_commit <= 1
+    if not (capacity.complete or coming or (late and capacity.possible)):
         turn.wait_for(capacity.waiting_for)
         if late or _head_is_dead(turn):
             _next_level(turn, capacity.waiting_for)
@@ -127,7 +130,7 @@ def _prepare(turn: Turn) -> None:
     if turn.now_s < recovery.not_before_s:
         turn.wait_for(f"back-off, {recovery.not_before_s - turn.now_s:.0f} s")
         return
-    next_attempt(turn, num_nodes=capacity.nodes)
+    next_attempt(turn, num_nodes=turn.stage.max_workers if coming else capacity.nodes)
 
 
 def _head_is_dead(turn: Turn) -> bool:

@@ -1,5 +1,6 @@
 """How Ray's nodes are started: short socket paths wherever TMPDIR points (scenario S2), no foreign cluster, no fixed port, no secret in a command."""
 
+import importlib.util
 import shutil
 import tempfile
 from pathlib import Path
@@ -60,6 +61,15 @@ def test_a_foreign_cluster_in_the_environment_is_never_joined():
     assert "RAY_ADDRESS" not in environment
     assert "RAY_AUTH_TOKEN" not in environment
     assert (environment["RAY_AUTH_MODE"], environment["PATH"], environment["AWS_PROFILE"]) == ("token", "/bin", "mine")
+
+
+def test_worker_nodes_begin_to_load_what_ranks_need_and_the_head_does_not(tmp_path: Path):
+    folder = RunFolder(tmp_path / "demo")
+    folder.create()
+    nodes = RayNodes(folder, run_uid="u")
+    preloaded = nodes._environment("n0")["RAY_preload_python_modules"].split(",")
+    assert all(importlib.util.find_spec(name) is not None for name in preloaded)  # Ray only logs a name it does not find
+    assert "RAY_preload_python_modules" not in nodes._environment("head")
 
 
 def test_the_token_is_in_a_private_file_and_in_no_command_line(tmp_path: Path):

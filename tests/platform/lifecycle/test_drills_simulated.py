@@ -18,6 +18,7 @@ from samite.lifecycle import (
     Source,
     StopCluster,
     StopSubmission,
+    Submit,
 )
 from samite.lifecycle.plan import Budget, DetectionPolicy, NodePolicy, RestartPolicy
 from samite.lifecycle.simulation import Engine, faults, impatient, small_plan, small_run
@@ -115,6 +116,29 @@ def test_stacks_that_never_arrive_delay_a_restart_by_no_more_than_their_limit():
         if any(isinstance(action, KillRanks) for action in decision.actions):
             break
     assert engine.world.now - began == pytest.approx(45.0, abs=1.5)
+
+
+def test_the_next_attempt_is_submitted_while_the_replacement_of_a_lost_node_still_joins():
+    engine = running()
+    engine.world.node_up_s = 20.0
+    faults.kill_node(engine.world, 1)
+    (submit, *_) = actions_of(engine, 12, Submit)
+    assert submit.num_nodes == 2
+    assert [node.joining for node in engine.look().cluster[0].nodes if not node.head].count(True) == 1
+    decision = engine.run(600)
+    assert decision.status.phase is Phase.SUCCEEDED
+    assert [record.level for record in decision.status.recoveries] == [2]
+
+
+def test_a_replacement_that_never_joins_fails_the_attempt_that_waited_for_it_and_the_run_goes_on():
+    engine = running()
+    engine.world.node_up_s = 1e6
+    faults.kill_node(engine.world, 1)
+    actions_of(engine, 70, Submit)
+    engine.world.node_up_s = 4.0
+    decision = engine.run(1200)
+    assert decision.status.phase is Phase.SUCCEEDED
+    assert sorted(engine.world.attempts_seen) == engine.world.attempts_seen
 
 
 def test_drill_6_a_slow_rank_is_named_and_nothing_is_restarted():

@@ -1,6 +1,6 @@
 """The driver of a Ray job: a Ray Train worker group around the same loop, and the attempt's last word.
 
-    driver ── TorchTrainer.fit ── controller (actor) ── worker group ── run_worker on each rank ── train_stage
+    driver ── LeanTrainer.fit ── controller (actor) ── worker group ── run_worker on each rank ── train_stage
                                      └─ a rank dies: all are stopped and started again, `worker_group_restarts` times (ladder level L1)
 
 Ray knows nothing of our checkpoints: `ray.train.report` is never called, because each call waits for a controller poll and because Ray's own
@@ -15,8 +15,8 @@ from typing import Any
 
 import ray
 from ray.train import ScalingConfig, TrainingFailedError
-from ray.train.torch import TorchTrainer
 from ray.train.v2.api.config import FailureConfig, RunConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from samite.spec.attempt import AttemptSpec, FailureReport
 from samite_workloads.train.outcome import failed_result, finish, read_result
@@ -64,7 +64,7 @@ def _trainer(attempt: AttemptSpec) -> "LeanTrainer":
     return LeanTrainer(
         run_worker,
         train_loop_config={"attempt": attempt.to_json()},
-        torch_config=RendezvousConfig(backend="nccl" if gpus else "gloo"),  # type: ignore[arg-type]  # see ray_rendezvous
+        backend_config=RendezvousConfig(backend="nccl" if gpus else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=attempt.num_workers,
             use_gpu=bool(gpus),
@@ -80,11 +80,15 @@ def _trainer(attempt: AttemptSpec) -> "LeanTrainer":
     )
 
 
-class LeanTrainer(TorchTrainer):
-    """A TorchTrainer without Ray Data: its dataset manager is a process of its own, and costs seconds of every start on a small machine."""
+class LeanTrainer(DataParallelTrainer):
+    """What a TorchTrainer is made of, without what costs seconds of every start on a small machine.
+
+    The process group is ours (`ray_rendezvous`), so neither the driver nor the controller needs torch; and Ray Data's dataset manager, a process of
+    its own, has nothing to manage.
+    """
 
     def _create_default_callbacks(self) -> list[Any]:
-        callbacks = super()._create_default_callbacks()  # type: ignore[misc]  # Ray exports the v2 class under the v1 name only at run time
+        callbacks = super()._create_default_callbacks()
         return [callback for callback in callbacks if type(callback).__name__ != "DatasetsCallback"]
 
 

@@ -1,17 +1,22 @@
-"""One rank under Ray Train: facts from Ray's context, the loop from `loop.py`, a report before it dies."""
+"""One rank under Ray Train: facts from Ray's context, the loop from `loop.py`, a report before it dies.
+
+The driver and the controller load this module too, to name the function that the ranks run: torch is imported inside it, by ranks alone.
+"""
 
 import os
 import socket
 import traceback
+from typing import TYPE_CHECKING
 
 import ray.train
 from ray.util import get_node_ip_address
 
 from samite.spec.attempt import AttemptSpec
-from samite_workloads.parallel.group import Rendezvous
 from samite_workloads.train.rank_log import keep_output
-from samite_workloads.train.ranks import RankFacts
 from samite_workloads.train.ray_rendezvous import MEETING_HOST, MEETING_PORT
+
+if TYPE_CHECKING:
+    from samite_workloads.train.ranks import RankFacts
 
 
 def run_worker(config: dict[str, str]) -> None:
@@ -40,8 +45,11 @@ def run_worker(config: dict[str, str]) -> None:
         finish(attempt, result)
 
 
-def ray_facts(*, gpus: int) -> RankFacts:
+def ray_facts(*, gpus: int) -> "RankFacts":
     """This rank's facts from Ray Train's context and what the backend left in the environment."""
+    from samite_workloads.parallel.group import Rendezvous
+    from samite_workloads.train.ranks import RankFacts
+
     context = ray.train.get_context()
     address = get_node_ip_address()
     meeting = Rendezvous(

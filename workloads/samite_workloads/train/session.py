@@ -100,7 +100,12 @@ def _groups(facts: RankFacts) -> Iterator[Groups]:
 def make_deterministic(facts: RankFacts, seed: int) -> None:
     """Same inputs, same bits. One thread per rank on CPU: several ranks on one machine otherwise fight for its cores."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    if facts.device_type == "cpu":
+        torch.set_deterministic_debug_mode(
+            "error"
+        )  # the same switch without loading the compiler, which costs each rank 1.2 s of its start
+    else:
+        torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(seed)
     if facts.device_type == "cpu":

@@ -1,4 +1,4 @@
-"""What the CLI calls: submit a run, list runs, ask things of one, and see that each has a living supervisor.
+"""What the CLI calls (`samite.engines.base.RunClient`): submit a run, list runs, ask things of one, and see that each has a living supervisor.
 
 Submitting is one rename: a client that dies before it leaves nothing, one that dies after it leaves a whole run, which the next command
 on this machine starts.
@@ -12,25 +12,24 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from samite.checkpoint import Store
+from samite.engines.base import TERMINAL_PHASES, Blow, EventFeed, LogChoice, Logs, Submitted
+from samite.engines.local import requests
 from samite.engines.local.folder import RunFolder, list_runs
-from samite.engines.local.requests import read_wishes
 from samite.errors import ConflictError, NotFoundError, SamiteError, UsageError
+from samite.lifecycle import RequestKind
 from samite.settings import Settings
+from samite.telemetry.events import EventRecord
+from samite.telemetry.jsonlines import Follower
 
-TERMINAL_PHASES = frozenset({"Succeeded", "Failed", "Cancelled"})
 _BIRTH_S = 15.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submitted:
-    """A run that exists now. `existed` is true if the very same document was submitted before."""
-
-    folder: RunFolder
-    existed: bool
+_NEVER_LOOKED = {"engine": "Local", "phase": "Pending", "reason": "Created", "message": "no supervisor has looked yet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +38,24 @@ class LocalEngine:
 
     settings: Settings
 
-    def submit(self, document: dict[str, Any], source: str) -> Submitted:
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return "this machine"
+
+    @property
+    def refresh_s(self) -> float:
+        """The supervisor's own period."""
+        return 0.5
+
+    def submit(self, document: dict[str, Any], source: str) -> Submitted[RunFolder]:
         """Make the run and start its supervisor. The same name with the same document is no error; with another it is a ConflictError."""
         folder = self.folder(document["metadata"]["name"])
         self.check_home()
         if folder.exists():
             _require_same(folder, document)
             self.ensure_supervisor(folder)
-            return Submitted(folder=folder, existed=True)
+            return Submitted(run=folder, existed=True)
         birth = RunFolder(folder.path.with_name(f".{folder.name}.{os.getpid()}.new"))
         try:
             birth.create()
@@ -64,7 +73,7 @@ class LocalEngine:
         finally:
             shutil.rmtree(birth.path, ignore_errors=True)
         self.ensure_supervisor(folder)
-        return Submitted(folder=folder, existed=False)
+        return Submitted(run=folder, existed=False)
 
     def folder(self, name: str) -> RunFolder:
         """The folder of a run of this name, whether it exists or not. UsageError if the name could leave the folder of runs."""
@@ -89,18 +98,67 @@ class LocalEngine:
 
     def status(self, folder: RunFolder) -> dict[str, Any]:
         """The last status, or a Pending one if no supervisor has looked yet."""
-        found = folder.read_json(folder.status_file)
-        return found or {
-            "name": folder.name,
-            "engine": "Local",
-            "phase": "Pending",
-            "reason": "Created",
-            "message": "no supervisor has looked yet",
-        }
+        return folder.read_json(folder.status_file) or {"name": folder.name, **_NEVER_LOOKED}
 
     def record(self, folder: RunFolder) -> dict[str, Any]:
         """`spec.json`: uid, time of submission, and the document with every default."""
         return folder.read_json(folder.spec_file) or {}
+
+    def details(self, folder: RunFolder) -> dict[str, Any]:
+        """Attempts, and where things are."""
+        uri = self.record(folder).get("run", {}).get("spec", {}).get("checkpoint", {}).get("uri")
+        return {
+            "attempts": sorted(path.name for path in (folder.path / "attempts").glob("*-a*")),
+            "supervised": folder.is_supervised(),
+            "folder": str(folder.path),
+            "checkpoints": uri or str(folder.path / "checkpoints"),
+        }
+
+    def attended(self, folder: RunFolder) -> bool:
+        """Whether the run has a living supervisor."""
+        return folder.is_supervised()
+
+    def attend(self, folder: RunFolder) -> None:
+        """Start a supervisor if one is needed."""
+        self.ensure_supervisor(folder)
+
+    def wish(self, folder: RunFolder, *, suspend: bool | None = None, cancel: bool | None = None) -> None:
+        """Leave the wish for the supervisor."""
+        requests.wish(folder, suspend=suspend, cancel=cancel)
+
+    def ask(
+        self, folder: RunFolder, kind: RequestKind, *, argument: str = "", by: str = "", windows: tuple[tuple[int, int], ...] = ()
+    ) -> str:
+        """Leave the request for the supervisor."""
+        return requests.ask(folder, kind, argument=argument, by=by, windows=windows)
+
+    def events(self, folder: RunFolder) -> EventFeed:
+        """The run's `events.jsonl`."""
+        return _EventFile(folder)
+
+    def logs(self, folder: RunFolder, choice: LogChoice) -> Logs:
+        """The run's log files."""
+        from samite.engines.local.log_files import LogFiles
+
+        return LogFiles(folder.path, choice)
+
+    def store(self, folder: RunFolder) -> Store:
+        """The checkpoints, where the spec says or in the run folder."""
+        from samite.engines.local.supervisor import open_checkpoints
+        from samite.spec import TrainingRun
+
+        return open_checkpoints(TrainingRun.model_validate(self.record(folder)["run"]), folder)
+
+    @contextmanager
+    def records(self, folder: RunFolder) -> Iterator[Path]:
+        """The run folder itself."""
+        yield folder.path
+
+    def strike(self, folder: RunFolder, blow: Blow) -> str:
+        """Signals and fault documents."""
+        from samite.engines.local.chaos import strike
+
+        return strike(folder, blow)
 
     def ensure_supervisor(self, folder: RunFolder) -> bool:
         """Start a supervisor if the run needs one and has none; returns whether one was started."""
@@ -150,6 +208,17 @@ class LocalEngine:
                 trial.unlink()
 
 
+class _EventFile:
+    """`EventFeed` of one file."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._follower = Follower(folder.events_file)
+
+    def poll(self) -> list[EventRecord]:
+        """What came since the last call."""
+        return [record for record in map(EventRecord.from_document, self._follower.poll()) if record is not None]
+
+
 def phase_of(folder: RunFolder) -> str:
     """The phase of the last status."""
     return str((folder.read_json(folder.status_file) or {}).get("phase", "Pending"))
@@ -160,7 +229,7 @@ def needs_supervisor(folder: RunFolder) -> bool:
     status = folder.read_json(folder.status_file)
     if status is None or not status.get("settled", False):
         return True
-    phase, wishes = status["phase"], read_wishes(folder)
+    phase, wishes = status["phase"], requests.read_wishes(folder)
     if phase in TERMINAL_PHASES:
         return False
     return bool(folder.pending_requests()) or wishes.cancel or (phase == "Suspended" and not wishes.suspend)

@@ -169,7 +169,13 @@ class Observer:
         elif answers and not is_head and (cluster_id, name) in self._were_ready:
             age_s = time.monotonic() - self._ray.answered_at_s
             facts.append(NodeFact(source=Source.RAY_NODE, says=NodeSays.DEAD, detail="Ray reports the node dead", age_s=age_s))
-        return NodeObserved(name=name, head=is_head, ready=(joined and not facts) if answers else None, facts=tuple(facts))
+        return NodeObserved(
+            name=name,
+            head=is_head,
+            ready=(joined and not facts) if answers else None,
+            joining=answers and not is_head and not joined and not facts,
+            facts=tuple(facts),
+        )
 
     # Attempts and ranks
 

@@ -86,7 +86,13 @@ def ray_environment(inherited: Mapping[str, str]) -> dict[str, str]:
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "60",
+        # Whoever stops a submission through Ray has no use for it any more: the trainer was asked for its last checkpoint before, or is past asking.
+        "RAY_JOB_STOP_WAIT_TIME_S": "1",
     }
+
+
+PRELOADED = ("ray.train.v2._internal.execution.worker_group.worker", "samite_workloads.train.loop")
+"""What every rank imports. A worker node's processes begin with it while the driver is still putting the group together."""
 
 
 def short_temporary_folder() -> Path:

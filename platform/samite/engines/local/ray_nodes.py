@@ -20,7 +20,15 @@ from typing import Any
 from samite.engines.local import processes
 from samite.engines.local.folder import RunFolder
 from samite.engines.local.processes import ProcessId
-from samite.engines.local.ray_command import HEAD, free_ports, head_command, ray_environment, short_temporary_folder, worker_command
+from samite.engines.local.ray_command import (
+    HEAD,
+    PRELOADED,
+    free_ports,
+    head_command,
+    ray_environment,
+    short_temporary_folder,
+    worker_command,
+)
 from samite.engines.ray_jobs import RayJobs
 
 
@@ -189,6 +197,7 @@ class RayNodes:
                 processes.NODE_VARIABLE: name,
                 "RAY_AUTH_TOKEN_PATH": str(self._token_file()),
             }
+            | ({} if name == HEAD else {"RAY_preload_python_modules": ",".join(PRELOADED)})
         )
 
     def _token_file(self) -> Path:

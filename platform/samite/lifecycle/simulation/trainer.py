@@ -10,7 +10,7 @@ class Trainer:
     """State of the world, and the part of it that moves by itself."""
 
     start_s, load_s, first_step_s, step_s = 3.0, 2.0, 2.0, 1.0
-    ray_reacts_s, node_up_s, cluster_up_s, down_s, stop_s = 2.0, 4.0, 4.0, 2.0, 2.0
+    ray_reacts_s, node_up_s, cluster_up_s, down_s, stop_s, gather_s = 2.0, 4.0, 4.0, 2.0, 2.0, 60.0
 
     def __init__(self, *, uid: str, stage_steps: tuple[int, ...], checkpoint_every: int = 5) -> None:
         self.uid, self.stage_steps, self.checkpoint_every = uid, stage_steps, checkpoint_every
@@ -58,6 +58,9 @@ class Trainer:
             if self.now - (job.broken_at or self.now) >= self.ray_reacts_s:
                 self._end(job, JobStatus.FAILED, "the driver died")
             return
+        if not job.ranks and job.incarnation == 0:
+            self._gather(job, cluster)
+            return
         if any(not rank.alive for rank in job.ranks):
             job.broken_at = job.broken_at if job.broken_at is not None else self.now
             if self.now - job.broken_at >= self.ray_reacts_s:
@@ -65,6 +68,13 @@ class Trainer:
             return
         if all(not (rank.stopped or rank.asleep) for rank in job.ranks) and job.ranks:
             self._train(job)
+
+    def _gather(self, job: SimJob, cluster: SimCluster) -> None:
+        """The driver waits for its nodes, and gives up when one does not come."""
+        if len(self.usable(cluster)) >= job.submit.num_nodes:
+            self.start_group(job, cluster)
+        elif self.now - job.accepted_at >= self.gather_s:
+            self._end(job, JobStatus.FAILED, "WorkerGroupStartupTimeoutError: the placement group was not ready in time")
 
     def _ray_reacts(self, job: SimJob, cluster: SimCluster) -> None:
         self.kill_group(job)

@@ -90,6 +90,7 @@ def _cluster_seen(world: Trainer, cluster: SimCluster) -> ClusterObserved:
         NodeObserved(
             name=node.name,
             ready=node.dead_since is None and node.ready_at <= world.now and state is ClusterState.READY,
+            joining=node.dead_since is None and node.ready_at > world.now and state is ClusterState.READY,
             facts=_exits(world, node.dead_since) + _notices(node),
         )
         for node in cluster.nodes.values()

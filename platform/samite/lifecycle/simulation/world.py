@@ -128,15 +128,15 @@ class World(Trainer):
         cluster = self.clusters[action.cluster_id]
         if self.now < self.dashboard_silent_until or cluster.head_dead_since is not None or cluster.gone_at is not None:
             return  # refused: nobody answers
-        nodes = self.usable(cluster)
-        if len(nodes) < action.num_nodes:
+        if sum(1 for node in cluster.nodes.values() if node.dead_since is None) < action.num_nodes:
             return
         if self.attempts_seen and action.attempt <= self.attempts_seen[-1]:
             raise BrokenPromiseError(f"attempt {action.attempt} after {self.attempts_seen[-1]}")
         self.attempts_seen.append(action.attempt)
         job = SimJob(submit=replace(action), accepted_at=self.now)
         self.jobs[action.submission_id] = job
-        self.start_group(job, cluster)
+        if len(self.usable(cluster)) >= action.num_nodes:
+            self.start_group(job, cluster)
 
     def _stop_submission(self, action: act.StopSubmission) -> None:
         cluster = self.clusters.get(action.cluster_id)
