@@ -19,6 +19,10 @@ NonNegativeFloat = Annotated[float, Field(ge=0, le=1e15)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 LongText = Annotated[str, Field(min_length=1, max_length=4096)]
+QualifiedName = Annotated[
+    str, Field(max_length=317, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 
 class SpecModel(BaseModel):

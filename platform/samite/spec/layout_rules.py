@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import lcm
 
+from samite.spec.cel import CelRule, computed, let, nearest_multiples, template
 from samite.spec.rules import Document, Finding, Rule, nearest, part, stages
 
 
@@ -127,60 +128,152 @@ def _workers_hint(stage: Document, product: int, ranks: int) -> str:
     return f"such as workers: {{min: {workers}, max: {max(workers, part(stage, 'workers', 'max') or 0)}}}, or make the layout smaller"
 
 
-_RANKS = "(self.workers.{end} * (self.gpusPerWorker > 0 ? self.gpusPerWorker : 1))"
-_MIN, _MAX = _RANKS.format(end="min"), _RANKS.format(end="max")
-_MODEL = "(self.parallel.tensor * self.parallel.pipeline * self.parallel.context)"
+_GPUS = "(self.gpusPerWorker > 0 ? self.gpusPerWorker : 1)"
+_MIN, _MAX = f"self.workers.min * {_GPUS}", f"self.workers.max * {_GPUS}"
+_MODEL = "self.parallel.tensor * self.parallel.pipeline * self.parallel.context"
+_EXPERTS = "self.parallel.pipeline * self.parallel.expert"
+_DIVISORS = (*range(1, 65), 72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 2048, 4096)
+"""Common divisors that CEL looks for, because it has no loop that Euclid's algorithm needs."""
+
+
+def _common_divisor(a: str, b: str) -> str:
+    """CEL: the greatest of `_DIVISORS` that divides both."""
+    return f"[{', '.join(map(str, _DIVISORS))}].filter(d, {a} % d == 0 && {b} % d == 0).max()"
+
+
+def _more_workers(product: str) -> str:
+    """CEL: the hint of `_workers_hint`."""
+    unit = f"p / {_common_divisor('p', 'g')}"
+    says = template("such as workers: {min: <<w>>, max: <<w > self.workers.max ? w : self.workers.max>>}, or make the layout smaller")
+    return let("g", _GPUS, let("p", product, let("u", unit, let("w", "(self.workers.min + u - 1) / u * u", says))))
+
+
+def _unit(low: str, high: str) -> str:
+    """CEL: rows that both widths share out evenly, without the micro-batch; the least such number if their common divisor is in `_DIVISORS`."""
+    return f"({high} % {low} == 0 ? {high} : {low} / {_common_divisor(low, high)} * {high})"
+
+
+def _rows() -> str:
+    """CEL: the message about rows that cannot be shared out."""
+    says = template(
+        "wanted rows of <<self.contextLength>> tokens that divide over <<l == h ? string(l) : string(l) + ' and ' + string(h)>> data-parallel ranks in "
+        "micro-batches of <<self.batch.microBatch>>: a multiple of <<u>> rows; found <<self.batch.tokens>> tokens = "
+        "<<self.batch.tokens / self.contextLength>> rows; " + computed(nearest_multiples("self.batch.tokens", "u * self.contextLength"))
+    )
+    return let("l", f"{_MIN} / ({_MODEL})", let("h", f"{_MAX} / ({_MODEL})", let("u", f"{_unit('l', 'h')} * self.batch.microBatch", says)))
+
+
+def _whole_rows() -> str:
+    """CEL: the message about a step that is no whole number of rows."""
+    fits = f"{_MIN} % ({_MODEL}) == 0 && {_MAX} % ({_MODEL}) == 0"
+    low, high = f"({_MIN} / ({_MODEL}))", f"({_MAX} / ({_MODEL}))"
+    unit = f"({fits} ? {let('l', low, let('h', high, _unit('l', 'h')))} * self.batch.microBatch : 1)"
+    says = template(
+        "wanted a multiple of contextLength (<<self.contextLength>>): a step sees whole rows; found <<self.batch.tokens>>; "
+        + computed(nearest_multiples("self.batch.tokens", "u * self.contextLength"))
+    )
+    return let("u", unit, says)
+
+
+_ALL_RANKS = f"self.parallel.data * {_MODEL}"
 
 LAYOUT_RULES = (
     Rule(
         name="workers-range-is-a-range",
         check=_range_is_a_range,
-        at="spec.stages[].workers",
-        cel="self.min <= self.max",
         message="workers.min is at most workers.max",
+        cel=(
+            CelRule(
+                at="spec.stages[].workers",
+                field=".max",
+                holds="self.min <= self.max",
+                says="wanted at least workers.min (<<self.min>>); found <<self.max>>; write max: <<self.min>>, or min: <<self.max>>",
+            ),
+        ),
     ),
     Rule(
         name="layout-divides-the-ranks",
         check=_layout_divides,
-        at="spec.stages[]",
-        cel=f"{_MIN} % {_MODEL} == 0",
         message="parallel.tensor x pipeline x context divides the ranks of workers.min",
+        cel=(
+            CelRule(
+                at="spec.stages[]",
+                field=".parallel",
+                holds=f"{_MIN} % ({_MODEL}) == 0",
+                says=f"wanted parallel.tensor x pipeline x context to divide the <<{_MIN}>> ranks of workers.min; found <<self.parallel.tensor>> x "
+                f"<<self.parallel.pipeline>> x <<self.parallel.context>> = <<{_MODEL}>>; {computed(_more_workers(_MODEL))}",
+            ),
+        ),
     ),
     Rule(
         name="experts-divide-the-ranks",
         check=_experts_divide,
-        at="spec.stages[]",
-        cel=f"{_MIN} % (self.parallel.pipeline * self.parallel.expert) == 0",
         message="parallel.pipeline x expert divides the ranks of workers.min",
+        cel=(
+            CelRule(
+                at="spec.stages[]",
+                field=".parallel.expert",
+                holds=f"{_MIN} % ({_EXPERTS}) == 0",
+                says=f"wanted parallel.pipeline x expert to divide the <<{_MIN}>> ranks of workers.min; found <<self.parallel.pipeline>> x "
+                f"<<self.parallel.expert>> = <<{_EXPERTS}>>; {computed(_more_workers(_EXPERTS))}",
+            ),
+        ),
     ),
     Rule(
         name="data-fits-the-ranks",
         check=_data_fits,
-        at="spec.stages[]",
-        cel=f"!has(self.parallel.data) || ({_MIN} == self.parallel.data * {_MODEL} && {_MAX} == self.parallel.data * {_MODEL})",
         message="parallel.data x tensor x pipeline x context is the number of ranks; leave data out to have it derived",
+        cel=(
+            CelRule(
+                at="spec.stages[]",
+                field=".parallel.data",
+                holds=f"!has(self.parallel.data) || ({_MIN} == {_ALL_RANKS} && {_MAX} == {_ALL_RANKS})",
+                says=f"wanted data x tensor x pipeline x context to be the number of ranks (<<self.workers.min == self.workers.max ? string({_MIN}) : "
+                f"string({_MIN}) + ' to ' + string({_MAX})>>); found <<self.parallel.data>> x <<self.parallel.tensor>> x "
+                f"<<self.parallel.pipeline>> x <<self.parallel.context>> = <<{_ALL_RANKS}>>; <<self.workers.min == self.workers.max && "
+                f"{_MAX} % ({_MODEL}) == 0 ? 'write ' + string({_MAX} / ({_MODEL})) + ', or ' : ''>>leave data out: it is derived",
+            ),
+        ),
     ),
     Rule(
         name="context-splits-in-halves",
         check=_context_halves,
-        at="spec.stages[]",
-        cel="self.contextLength % (2 * self.parallel.context) == 0",
         message="contextLength is a multiple of 2 x parallel.context",
+        cel=(
+            CelRule(
+                at="spec.stages[]",
+                field=".contextLength",
+                holds="self.contextLength % (2 * self.parallel.context) == 0",
+                says="wanted a multiple of <<2 * self.parallel.context>> (2 x parallel.context); found <<self.contextLength>>; "
+                + computed(nearest_multiples("self.contextLength", "2 * self.parallel.context")),
+            ),
+        ),
     ),
     Rule(
         name="batch-is-whole-rows",
         check=_batch_is_whole_rows,
-        at="spec.stages[]",
-        cel="self.batch.tokens % self.contextLength == 0",
         message="batch.tokens is a multiple of contextLength",
+        cel=(
+            CelRule(
+                at="spec.stages[]",
+                field=".batch.tokens",
+                holds="self.batch.tokens % self.contextLength == 0",
+                says=computed(_whole_rows()),
+            ),
+        ),
     ),
     Rule(
         name="rows-divide-over-the-ranks",
         check=_rows_divide,
-        at="spec.stages[]",
-        cel=f"self.batch.tokens % self.contextLength != 0 || {_MIN} % {_MODEL} != 0 || {_MAX} % {_MODEL} != 0 || "
-        f"(self.batch.tokens / self.contextLength % ({_MIN} / {_MODEL} * self.batch.microBatch) == 0 && "
-        f"self.batch.tokens / self.contextLength % ({_MAX} / {_MODEL} * self.batch.microBatch) == 0)",
         message="the rows of a step divide over the data-parallel ranks, in micro-batches, with workers.min and with workers.max",
+        cel=(
+            CelRule(
+                at="spec.stages[]",
+                field=".batch.tokens",
+                holds=f"self.batch.tokens % self.contextLength != 0 || {_MIN} % ({_MODEL}) != 0 || {_MAX} % ({_MODEL}) != 0 || "
+                f"[{_MIN}, {_MAX}].all(r, self.batch.tokens / self.contextLength % (r / ({_MODEL}) * self.batch.microBatch) == 0)",
+                says=computed(_rows()),
+            ),
+        ),
     ),
 )

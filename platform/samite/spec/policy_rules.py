@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from samite.spec.cel import CelRule, computed, let, only_one, quoted, short, template
 from samite.spec.rules import Document, Finding, Rule, exactly_one, part
 from samite.spec.run import MAX_NAME_LENGTH, NAME_PATTERN
 
@@ -24,7 +25,9 @@ def _no_secret_literals(document: Document) -> Iterator[Finding]:
     for index, variable in enumerate(part(document, "spec", "env") or []):
         name = variable.get("name")
         if isinstance(name, str) and "valueFrom" not in variable and re.search(SECRET_NAME, name):
-            hint = f"write valueFrom: {{hostEnv: {name}}} and remove value"
+            on_cluster = part(document, "spec", "engine") in {"RayCluster", "RayJob"}
+            source = "secretKeyRef: {name: SECRET, key: KEY}" if on_cluster else f"hostEnv: {name}"
+            hint = f"write valueFrom: {{{source}}} and remove value"
             yield Finding(
                 path=("spec", "env", index),
                 wanted=f"no value for {name}: its name says that it is a secret, and a spec is stored and shown",
@@ -130,89 +133,162 @@ def _schedule_fits(document: Document) -> Iterator[Finding]:
         )
 
 
+_LEFT = short("1.0 - self.warmupFraction")
+
 POLICY_RULES = (
     Rule(
         name="name-fits-both-engines",
         check=_name_fits_engines,
-        at="",
-        cel="self.metadata.name.size() <= 36 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        message="metadata.name has at most 36 small letters, digits and dashes, and begins with a letter",
+        message=f"metadata.name has at most {MAX_NAME_LENGTH} small letters, digits and dashes, and begins with a letter",
+        cel=(
+            CelRule(
+                at="",
+                field=".metadata.name",
+                holds=f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches({quoted(NAME_PATTERN)})",
+                says="wanted small letters, digits and dashes, beginning with a letter, "
+                f'at most {MAX_NAME_LENGTH}; found "<<self.metadata.name>>"',
+            ),
+        ),
     ),
     Rule(
         name="no-secret-literals",
         check=_no_secret_literals,
-        at="spec",
-        cel=f"self.env.all(e, has(e.valueFrom) || !e.name.matches('{SECRET_NAME}'))",
         message="a variable whose name says that it is a secret takes valueFrom",
+        cel=(
+            CelRule(
+                at="spec.env[]",
+                holds=f"has(self.valueFrom) || !self.name.matches({quoted(SECRET_NAME)})",
+                says="wanted no value for <<self.name>>: its name says that it is a secret, and a spec is stored and shown; found value; "
+                "write valueFrom: {secretKeyRef: {name: SECRET, key: KEY}} and remove value",
+            ),
+        ),
     ),
     Rule(
         name="one-value",
         check=_one_value,
-        at="spec.env[]",
-        cel="has(self.value) != has(self.valueFrom)",
         message="exactly one of value and valueFrom",
+        cel=(only_one("spec.env[]", ("value", "valueFrom"), otherwise='such as value: "1"'),),
     ),
     Rule(
         name="one-value-source",
         check=_one_value_source,
-        at="spec.env[].valueFrom",
-        cel="[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.hostEnv)].filter(x, x).size() == 1",
         message="exactly one of secretKeyRef, configMapKeyRef and hostEnv",
+        cel=(only_one("spec.env[].valueFrom", ("secretKeyRef", "configMapKeyRef", "hostEnv"), otherwise=""),),
     ),
     Rule(
         name="variables-are-unique",
         check=_unique_variables,
-        at="spec",
-        cel="self.env.all(a, self.env.exists_one(b, b.name == a.name))",
         message="each environment variable stands once",
+        cel=(
+            CelRule(
+                at="spec.env",
+                holds="self.all(a, self.exists_one(b, b.name == a.name))",
+                says=computed(
+                    let(
+                        "t",
+                        "self.filter(a, !self.exists_one(b, b.name == a.name))[0].name",
+                        template(
+                            "[<<self.map(a, a.name).lastIndexOf(t)>>].name: wanted each variable once; found <<t>> again; keep one of the two"
+                        ),
+                    )
+                ),
+            ),
+        ),
     ),
     Rule(
         name="variables-are-free",
         check=_variables_are_free,
-        at="spec",
-        cel=f"!self.env.exists(e, e.name.matches('{ENGINE_NAMES}'))",
         message="variables that the engine sets for every rank cannot be set here",
+        cel=(
+            CelRule(
+                at="spec.env[]",
+                field=".name",
+                holds=f"!self.name.matches({quoted(ENGINE_NAMES)})",
+                says='wanted another name: the engine sets this one for every rank; found "<<self.name>>"; remove it',
+            ),
+        ),
     ),
     Rule(
         name="rayjob-cannot-restart-in-place",
         check=_rayjob_restarts_at_three,
-        at="spec",
-        cel="self.engine != 'RayJob' || self.restart.startLevel >= 3",
         message="restart.startLevel is 3 or more with the RayJob engine",
+        cel=(
+            CelRule(
+                at="spec",
+                field=".restart.startLevel",
+                holds="self.engine != 'RayJob' || self.restart.startLevel >= 3",
+                says="wanted 3 or more, because the RayJob engine cannot restart in place; found <<self.restart.startLevel>>; "
+                "write 3, or engine: RayCluster",
+            ),
+        ),
     ),
     Rule(
         name="levels-rise",
         check=_levels_rise,
-        at="spec.restart",
-        cel="self.startLevel <= self.maxLevel",
         message="restart.startLevel is at most maxLevel",
+        cel=(
+            CelRule(
+                at="spec.restart",
+                field=".maxLevel",
+                holds="self.startLevel <= self.maxLevel",
+                says="wanted at least restart.startLevel (<<self.startLevel>>); found <<self.maxLevel>>; write maxLevel: <<self.startLevel>>, "
+                "or startLevel: <<self.maxLevel>>",
+            ),
+        ),
     ),
     Rule(
         name="backoff-rises",
         check=_backoff_rises,
-        at="spec.restart.backoff",
-        cel="self.initialSeconds <= self.capSeconds",
         message="backoff.initialSeconds is at most capSeconds",
+        cel=(
+            CelRule(
+                at="spec.restart.backoff",
+                field=".capSeconds",
+                holds="self.initialSeconds <= self.capSeconds",
+                says="wanted at least initialSeconds (<<self.initialSeconds>>); found <<self.capSeconds>>; write capSeconds: <<self.initialSeconds>>, "
+                "or initialSeconds: <<self.capSeconds>>",
+            ),
+        ),
     ),
     Rule(
         name="exit-codes-are-free",
         check=_exit_codes_are_ours,
-        at="spec.restart",
-        cel="self.exitCodes.all(r, r.codes.all(c, c != 93 && c != 137))",
         message="exit codes 93 and 137 have a fixed meaning",
+        cel=(
+            CelRule(
+                at="spec.restart.exitCodes[].codes[]",
+                holds="self != 93 && self != 137",
+                says="wanted another exit code; found <<self>>; "
+                "<<self == 93 ? '93 always means: do not restart' : 'the kernel produces 137 when memory runs out'>>; choose one from 64 to 92",
+            ),
+        ),
     ),
     Rule(
         name="hang-limit-exceeds-the-heartbeat",
         check=_hang_needs_a_heartbeat,
-        at="spec.detection",
-        cel="self.hang.floorSeconds >= 2.0 * self.heartbeat.periodSeconds",
         message="hang.floorSeconds is at least twice heartbeat.periodSeconds",
+        cel=(
+            CelRule(
+                at="spec.detection",
+                field=".hang.floorSeconds",
+                holds="self.hang.floorSeconds >= 2.0 * self.heartbeat.periodSeconds",
+                says="wanted at least <<2.0 * self.heartbeat.periodSeconds>>, twice detection.heartbeat.periodSeconds: else a healthy run looks hung; "
+                "found <<self.hang.floorSeconds>>; write <<2.0 * self.heartbeat.periodSeconds>> or more",
+            ),
+        ),
     ),
     Rule(
         name="schedule-fits",
         check=_schedule_fits,
-        at="spec.optimizer",
-        cel="self.schedule != 'WSD' || self.warmupFraction + self.decayFraction <= 1.0",
         message="warmupFraction + decayFraction is at most 1 with WSD",
+        cel=(
+            CelRule(
+                at="spec.optimizer",
+                field=".decayFraction",
+                holds="self.schedule != 'WSD' || self.warmupFraction + self.decayFraction <= 1.0",
+                says=f"wanted at most <<{_LEFT}>>, because warmupFraction is <<self.warmupFraction>>; found <<self.decayFraction>>; "
+                f"write <<{_LEFT}>> or less",
+            ),
+        ),
     ),
 )

@@ -3,15 +3,16 @@
 Both are checked against one set of good and bad documents (tests/platform/spec/samples). A rule looks at a filled document
 (samite.spec.filled) and stays silent about parts that are missing there: those have a message of their own already.
 
-    rule ─ name        stable; names the sample files and the CEL rule
+    rule ─ name        stable; names the sample files
          ─ check       (filled document) -> findings
-         ─ cel, at     expression, and where in the schema it stands: `self` is the value there, [] any item of a list
+         ─ cel         the same for the API server: expressions, where they stand in the schema, and the same message (samite.spec.cel)
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from samite.spec.cel import CelRule
 from samite.spec.yaml_tree import Path
 
 Document = dict[str, Any]
@@ -33,21 +34,21 @@ class Rule:
 
     name: str
     check: Callable[[Document], Iterable[Finding]]
-    at: str
-    """Where the CEL expression stands: `` (the root), `spec`, `spec.stages[]`, ..."""
-    cel: str
     message: str
-    """What the API server says: CEL cannot compute the nearest valid value."""
+    """The rule in one sentence; what the API server says if the computed message fails."""
+    cel: tuple[CelRule, ...]
+    """What the API server evaluates. Several where several fields can be at fault."""
 
 
 def all_rules() -> tuple[Rule, ...]:
     """Every rule, in the order of the spec."""
+    from samite.spec.cluster_rules import CLUSTER_RULES
     from samite.spec.layout_rules import LAYOUT_RULES
     from samite.spec.policy_rules import POLICY_RULES
     from samite.spec.stage_rules import STAGE_RULES
     from samite.spec.storage_rules import STORAGE_RULES
 
-    return (*STAGE_RULES, *LAYOUT_RULES, *STORAGE_RULES, *POLICY_RULES)
+    return (*STAGE_RULES, *LAYOUT_RULES, *STORAGE_RULES, *POLICY_RULES, *CLUSTER_RULES)
 
 
 def check_rules(filled: Document) -> list[tuple[Rule, Finding]]:
@@ -77,6 +78,11 @@ def nearest(value: int, multiple: int) -> str:
     """The multiples on both sides of `value`, as a hint."""
     below = value // multiple * multiple
     return f"nearest: {below} or {below + multiple}" if below else f"nearest: {multiple}"
+
+
+def text_of(finding: Finding) -> str:
+    """What was wanted, what was found and what to do, on one line: the words that the API server uses too."""
+    return f"wanted {finding.wanted}; found {finding.found}" + (f"; {finding.hint}" if finding.hint else "")
 
 
 def exactly_one(given: Document, names: Iterable[str]) -> tuple[str, str] | None:

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from samite.spec.base import LongText, NonNegativeInt, PositiveFloat, PositiveInt, ShortText, SpecModel
+from samite.spec.base import LabelValue, LongText, NonNegativeInt, PositiveFloat, PositiveInt, QualifiedName, ShortText, SpecModel
+from samite.spec.cluster_fields import Approval, QueueSpec, RuntimeReference, SloSpec
 from samite.spec.data import DataSpec, ModelSpec, OptimizerSpec, RouterSpec
 from samite.spec.detection import DetectionSpec
 from samite.spec.restart import RestartSpec
@@ -18,11 +19,6 @@ from samite.spec.storage import CheckpointSpec, RetentionSpec
 API_VERSION = "samite.dev/v1alpha1"
 MAX_NAME_LENGTH = 36
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-
-QualifiedName = Annotated[
-    str, Field(max_length=317, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
-]
-LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 
 class Metadata(SpecModel):
@@ -109,10 +105,19 @@ class RunSpec(SpecModel):
     engine: Literal["Local", "RayCluster", "RayJob"] = "Local"
     """Who runs it. Local: a supervisor and Ray nodes as processes of this machine. RayCluster and RayJob: Kubernetes. Cannot change later.
     Default Local."""
+    managed_by: ShortText | None = None
+    """Who runs it, if it is not Samite's own operator: another controller's name, with a domain. Cannot change later. Kubernetes engines only."""
     suspend: bool = False
     """True: the run is kept but does not train. Default false."""
     suspend_policy: SuspendPolicy = SuspendPolicy.defaults()
     """How a run is suspended."""
+    runtime_ref: RuntimeReference | None = None
+    """The runtime that an administrator made: images, volumes, network settings. Left out: the one named default, or the operator's built-in one.
+    Kubernetes engines only."""
+    queue: QueueSpec | None = None
+    """Where the run waits for quota. Left out: it starts when its pods fit. Kubernetes engines only."""
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")] | None = None
+    """Image of head and workers, if the runtime allows it. Left out: the runtime's. Kubernetes engines only."""
     seed: NonNegativeInt = 0
     """Seed of the initial weights, and of the data unless data.shuffleSeed says otherwise. Default 0."""
     model: ModelSpec = ModelSpec.defaults()
@@ -139,6 +144,10 @@ class RunSpec(SpecModel):
     """What stays after the end."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64, strict=False)] = ()
     """Extra environment variables of the ranks. At most 64."""
+    slo: SloSpec | None = None
+    """What the run should reach; reported and alerted on. Left out: nothing is promised. Kubernetes engines only."""
+    approvals: Annotated[tuple[Approval, ...], Field(max_length=16, strict=False)] = ()
+    """Gates that a person has opened, one for each stage. Only grows. Kubernetes engines only; elsewhere: samite stages approve."""
 
 
 class TrainingRun(SpecModel):

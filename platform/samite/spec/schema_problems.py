@@ -32,10 +32,10 @@ SYNONYMS = {
 }
 """Words of other tools."""
 
-RESERVED = {
-    ("spec", name): "the Kubernetes engines"
-    for name in ("managedBy", "runtimeRef", "queue", "image", "entrypoint", "args", "slo", "approvals", "podTemplate")
-} | {("spec", "stages", "roles"): "reinforcement learning", ("spec", "stages", "overrides"): "the Kubernetes engines"}
+RESERVED = {("spec", name): "the Kubernetes engines" for name in ("entrypoint", "args", "podTemplate")} | {
+    ("spec", "stages", "roles"): "reinforcement learning",
+    ("spec", "stages", "overrides"): "the Kubernetes engines",
+}
 """Fields of the format that this version does not know yet, and what they belong to."""
 
 LABEL_TEXT = "letters, digits, dashes, dots and underscores, beginning and ending with a letter or digit"
@@ -45,6 +45,13 @@ PATTERNS = {
     ("metadata", "namespace"): "small letters, digits and dashes, at most 63 characters",
     ("spec", "stages", "name"): "small letters, digits and dashes, beginning with a letter, at most 40 characters",
     ("spec", "stages", "gate", "checks", "metric"): "small letters, digits, dots and underscores, beginning with a letter",
+    ("spec", "image"): "the name of an image, such as registry.example/samite/worker:1",
+    ("spec", "runtimeRef", "name"): "the name of an object: small letters, digits, dashes and dots",
+    ("spec", "runtimeRef", "overrides", "serviceAccountName"): "the name of an object: small letters, digits, dashes and dots",
+    ("spec", "runtimeRef", "overrides", "cpu"): "an amount such as 8 or 500m, as text",
+    ("spec", "runtimeRef", "overrides", "memory"): "an amount such as 64Gi, as text",
+    ("spec", "queue", "name"): "the name of an object: small letters, digits, dashes and dots",
+    ("spec", "queue", "priorityClassName"): "the name of an object: small letters, digits, dashes and dots",
     ("spec", "env", "name"): "letters, digits and underscores, not beginning with a digit",
 }
 """What the regular expressions mean."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from samite.spec.cel import CelRule, computed, let, only_one, template
 from samite.spec.rules import Document, Finding, Rule, exactly_one, part, stages
 from samite.spec.yaml_tree import Path as YamlPath
 
@@ -106,7 +107,7 @@ def _new_data_needs_a_new_cursor(document: Document) -> Iterator[Finding]:
     for index, stage in stages(document):
         cursor = part(stage, "handover", "dataCursor")
         for key in ("uri", "shuffleSeed"):
-            if index > 0 and part(stage, "data", key) is not None and cursor not in {None, "Reset"}:
+            if part(stage, "data", key) is not None and cursor not in {None, "Reset"}:
                 path = ("spec", "stages", index, "handover", "dataCursor")
                 wanted = f"Reset, because data.{key} changes and a place in the old order means nothing in the new one"
                 yield Finding(path=path, wanted=wanted, found=str(cursor), hint=f"write Reset, or remove data.{key}")
@@ -127,62 +128,136 @@ def _unique_sources(document: Document) -> Iterator[Finding]:
                 seen.add(source)
 
 
+_NAMES = "self.map(s, s.name)"
+_TRAINED = "self.filter(s, s.kind != 'RL')"
+
+
+def _before(stage: str, other: str) -> str:
+    """CEL: `other` stands before `stage` in the list `self`."""
+    return f"n.indexOf({other}.name) < n.indexOf({stage}.name)"
+
+
+def _shrinking() -> str:
+    """CEL: the message about the first stage whose context is shorter than one before it."""
+    first = f"{_TRAINED}.filter(s, {_TRAINED}.exists(o, {_before('s', 'o')} && o.contextLength > s.contextLength))[0]"
+    longest = f"{_TRAINED}.filter(o, {_before('s', 'o')}).map(o, o.contextLength).max()"
+    says = template(
+        "[<<n.indexOf(s.name)>>].contextLength: wanted at least <<m>>, the contextLength of "
+        f"<<{_TRAINED}.filter(o, o.contextLength == m)[0].name>>: the context never shrinks before RL; "
+        "found <<s.contextLength>>; write <<m>> or more, or put this stage first"
+    )
+    return let("n", _NAMES, let("s", first, let("m", longest, says)))
+
+
+def _after_rl() -> str:
+    """CEL: the message about the first stage that follows RL and is none."""
+    first = "self.filter(s, s.kind != 'RL' && n.indexOf(s.name) > n.indexOf(r))[0]"
+    says = template("[<<n.indexOf(s.name)>>]: wanted no other kind after RL; found <<s.kind>> after <<r>>; move <<r>> to the end")
+    return let("n", _NAMES, let("r", "self.filter(s, s.kind == 'RL')[0].name", let("s", first, says)))
+
+
+def _unsaid() -> str:
+    """CEL: the message about the first stage after the first one that has no hand-over."""
+    first = "self.filter(s, !has(s.handover) && s.name != self[0].name)[0].name"
+    says = template(
+        "[<<self.map(s, s.name).indexOf(u)>>].handover: wanted what <<u>> takes over from the stage before it: optimizer, lrSchedule and dataCursor "
+        "have no default; found nothing; to continue as before: handover: {optimizer: Carry, lrSchedule: Carry, dataCursor: Carry}"
+    )
+    return let("u", first, says)
+
+
+def _twice(key: str) -> str:
+    """CEL: the first value of `key` that two items of `self` share."""
+    return f"self.filter(a, !self.exists_one(b, b.{key} == a.{key}))[0].{key}"
+
+
+def _same_name() -> str:
+    says = template(
+        "[<<n.lastIndexOf(t)>>].name: wanted a name of its own for each stage; "
+        'found "<<t>>", which stages[<<n.indexOf(t)>>] has already; such as <<t>>-<<n.lastIndexOf(t) + 1>>'
+    )
+    return let("n", _NAMES, let("t", _twice("name"), says))
+
+
+def _unique_source(at: str) -> CelRule:
+    says = template('[<<self.map(a, a.source).lastIndexOf(t)>>].source: wanted each source once; found "<<t>>" again; add the two weights')
+    return CelRule(at=at, holds="self.all(a, self.exists_one(b, b.source == a.source))", says=computed(let("t", _twice("source"), says)))
+
+
 STAGE_RULES = (
     Rule(
         name="stage-names-are-unique",
         check=_unique_names,
-        at="spec",
-        cel="self.stages.all(a, self.stages.exists_one(b, b.name == a.name))",
         message="each stage needs a name of its own",
+        cel=(CelRule(at="spec.stages", holds="self.all(a, self.exists_one(b, b.name == a.name))", says=computed(_same_name())),),
     ),
     Rule(
         name="context-never-shrinks",
         check=_context_never_shrinks,
-        at="spec",
-        cel="self.stages.filter(s, s.kind != 'RL').map(s, s.contextLength).isSorted()",
         message="contextLength never shrinks from stage to stage before RL",
+        cel=(CelRule(at="spec.stages", holds=f"{_TRAINED}.map(s, s.contextLength).isSorted()", says=computed(_shrinking())),),
     ),
     Rule(
         name="rl-comes-last",
         check=_rl_comes_last,
-        at="spec",
-        cel="self.stages.map(s, s.kind == 'RL' ? 1 : 0).isSorted()",
         message="no other kind of stage after RL",
+        cel=(CelRule(at="spec.stages", holds="self.map(s, s.kind == 'RL' ? 1 : 0).isSorted()", says=computed(_after_rl())),),
     ),
     Rule(
         name="one-budget",
         check=_one_budget,
-        at="spec.stages[].budget",
-        cel="[has(self.tokens), has(self.steps), has(self.wallSeconds)].filter(x, x).size() == 1",
         message="exactly one of tokens, steps and wallSeconds",
+        cel=(only_one("spec.stages[].budget", BUDGETS, otherwise="such as steps: 100"),),
     ),
     Rule(
         name="handover-is-said",
         check=_handover_is_said,
-        at="spec",
-        cel="self.stages.filter(s, !has(s.handover)).size() <= (has(self.checkpoint.loadFrom) ? 0 : 1)",
         message="every stage but the first needs a handover, and the first one too when checkpoint.loadFrom is set",
+        cel=(
+            CelRule(at="spec.stages", holds="self.all(s, has(s.handover) || s.name == self[0].name)", says=computed(_unsaid())),
+            CelRule(
+                at="spec",
+                field=".stages",
+                holds="!has(self.checkpoint.loadFrom) || has(self.stages[0].handover)",
+                says="[0].handover: wanted what <<self.stages[0].name>> takes over from checkpoint.loadFrom: optimizer, lrSchedule and dataCursor have "
+                "no default; found nothing; for the weights alone: handover: {optimizer: Reset, lrSchedule: Reset, dataCursor: Reset, "
+                "stepCounter: Reset, tokenCounter: Reset}",
+            ),
+        ),
     ),
     Rule(
         name="nothing-to-hand-over",
         check=_nothing_to_hand_over,
-        at="spec",
-        cel="has(self.checkpoint.loadFrom) || !has(self.stages[0].handover)",
         message="the first stage has no handover unless checkpoint.loadFrom is set",
+        cel=(
+            CelRule(
+                at="spec",
+                field=".stages",
+                holds="has(self.checkpoint.loadFrom) || !has(self.stages[0].handover)",
+                says="[0].handover: wanted no handover in the first stage: nothing comes before it; found a handover; "
+                "remove it, or name a checkpoint in checkpoint.loadFrom",
+            ),
+        ),
     ),
     Rule(
         name="new-data-needs-a-new-cursor",
         check=_new_data_needs_a_new_cursor,
-        at="spec.stages[]",
-        cel="!has(self.handover) || self.handover.dataCursor == 'Reset' || !has(self.data) || !(has(self.data.uri) || has(self.data.shuffleSeed))",
         message="handover.dataCursor must be Reset when the stage changes data.uri or data.shuffleSeed",
+        cel=(
+            CelRule(
+                at="spec.stages[]",
+                field=".handover.dataCursor",
+                holds="!has(self.handover) || self.handover.dataCursor == 'Reset' || !has(self.data) || "
+                "!(has(self.data.uri) || has(self.data.shuffleSeed))",
+                says="wanted Reset, because data.<<has(self.data.uri) ? 'uri' : 'shuffleSeed'>> changes and a place in the old order means nothing in "
+                "the new one; found <<self.handover.dataCursor>>; write Reset, or remove data.<<has(self.data.uri) ? 'uri' : 'shuffleSeed'>>",
+            ),
+        ),
     ),
     Rule(
         name="sources-are-unique",
         check=_unique_sources,
-        at="spec",
-        cel="self.data.mixture.all(a, self.data.mixture.exists_one(b, b.source == a.source)) && "
-        "self.stages.all(s, !has(s.data) || !has(s.data.mixture) || s.data.mixture.all(a, s.data.mixture.exists_one(b, b.source == a.source)))",
         message="each source stands once in a mixture",
+        cel=(_unique_source("spec.data.mixture"), _unique_source("spec.stages[].data.mixture")),
     ),
 )

@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import PurePosixPath
 
+from samite.spec import storage_cel
 from samite.spec.rules import Document, Finding, Rule, exactly_one, part
 
 SCHEMES = ("file", "s3", "memory", "gs", "gcs", "az", "abfs", "abfss", "hdfs")
 """Storages that checkpoints can go to: our own file, S3 and memory stores, and fsspec file systems that can write."""
+
+ADDRESSES = (("checkpoint", "uri"), ("checkpoint", "endpoint"), ("checkpoint", "loadFrom"), ("data", "uri"), ("telemetry", "otlpEndpoint"))
+"""Fields of `spec` that hold an address."""
 
 SOURCES = ("secretName", "serviceAccountName", "profile")
 _URI = re.compile(r"([a-z][a-z0-9+]*)://(.*)", re.DOTALL)
@@ -55,13 +59,7 @@ def _scheme_typo(uri: str) -> str:
 
 
 def _no_credentials_in_uris(document: Document) -> Iterator[Finding]:
-    for keys in (
-        ("checkpoint", "uri"),
-        ("checkpoint", "endpoint"),
-        ("checkpoint", "loadFrom"),
-        ("data", "uri"),
-        ("telemetry", "otlpEndpoint"),
-    ):
+    for keys in ADDRESSES:
         value = part(document, "spec", *keys)
         if isinstance(value, str) and _USER_INFO.match(value):
             hint = "remove the part before @; credentials come from the environment or checkpoint.credentials"
@@ -143,75 +141,53 @@ def _kubernetes_needs_a_uri(document: Document) -> Iterator[Finding]:
         )
 
 
-_NO_USER_INFO = "!{value}.matches('^[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@')"
-
 STORAGE_RULES = (
     Rule(
         name="checkpoint-uri-is-known",
         check=_uri_is_known,
-        at="spec.checkpoint",
-        cel="!has(self.uri) || (self.uri.matches('^(file:///+[^/]|memory://|(s3|gs|gcs|az|abfs|abfss|hdfs)://[^/])') && "
-        "!self.uri.matches('(://|/)[.][.]?(/|$)') && !self.uri.matches('^s3://([^/]*[@:]|.*[?])'))",
         message="uri is s3://bucket/prefix, file:///absolute/folder or another URI that fsspec can write to",
+        cel=storage_cel.checkpoint_uri(SCHEMES),
     ),
     Rule(
         name="no-credentials-in-addresses",
         check=_no_credentials_in_uris,
-        at="spec",
-        cel=" && ".join(
-            f"(!has(self.{owner}.{name}) || {_NO_USER_INFO.format(value=f'self.{owner}.{name}')})"
-            for owner, name in (
-                ("checkpoint", "uri"),
-                ("checkpoint", "endpoint"),
-                ("checkpoint", "loadFrom"),
-                ("data", "uri"),
-                ("telemetry", "otlpEndpoint"),
-            )
-        ),
         message="addresses hold no user name and no key",
+        cel=storage_cel.without_credentials(ADDRESSES),
     ),
     Rule(
         name="plain-http-only-on-request",
         check=_endpoint_is_encrypted,
-        at="spec.checkpoint",
-        cel="!has(self.endpoint) || (self.endpoint.matches('^https?://([A-Za-z0-9._-]+|[[][0-9a-fA-F:.]+[]])(:[0-9]{1,5})?/?$') && "
-        "(self.insecure || self.endpoint.matches('^(https://|http://(localhost|127[.][0-9.]+|[[]::1[]])(:|/|$))')))",
         message="endpoint is https:// with a host and nothing else; http:// only to this machine, or with insecure: true",
+        cel=storage_cel.endpoint(),
     ),
     Rule(
         name="endpoint-needs-s3",
         check=_endpoint_needs_s3,
-        at="spec.checkpoint",
-        cel="!(has(self.endpoint) || has(self.region)) || (has(self.uri) && self.uri.startsWith('s3://'))",
         message="endpoint and region only with an s3:// uri",
+        cel=storage_cel.s3_only(("endpoint", "region")),
     ),
     Rule(
         name="otlp-endpoint-is-a-url",
         check=_otlp_endpoint_is_a_url,
-        at="spec.telemetry",
-        cel="!has(self.otlpEndpoint) || self.otlpEndpoint.matches('^[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@') || "
-        "self.otlpEndpoint.matches('^https?://([A-Za-z0-9._-]+|[[][0-9a-fA-F:.]+[]])(:[0-9]{1,5})?/?$')",
         message="otlpEndpoint is http:// or https:// with a host and nothing else",
+        cel=storage_cel.otlp_endpoint(),
     ),
     Rule(
         name="one-credential-source",
         check=_one_credential_source,
-        at="spec.checkpoint.credentials",
-        cel="[has(self.secretName), has(self.serviceAccountName), has(self.profile)].filter(x, x).size() == 1",
-        message="exactly one of secretName, serviceAccountName, profile",
+        message=f"exactly one of {', '.join(SOURCES)}",
+        cel=storage_cel.credential_source(SOURCES),
     ),
     Rule(
         name="one-checkpoint-interval",
         check=_one_interval,
-        at="spec.checkpoint.interval",
-        cel="has(self.steps) != has(self.seconds)",
         message="exactly one of steps and seconds",
+        cel=storage_cel.interval(),
     ),
     Rule(
         name="kubernetes-needs-a-uri",
         check=_kubernetes_needs_a_uri,
-        at="spec",
-        cel="self.engine == 'Local' || has(self.checkpoint.uri)",
         message="checkpoint.uri is needed unless the engine is Local",
+        cel=storage_cel.reachable_storage(),
     ),
 )

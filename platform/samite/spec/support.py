@@ -3,15 +3,16 @@
 Unlike samite.spec.rules these are no part of the format: a later version lifts them, so they have no CEL text.
 """
 
-import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from samite.spec.cluster_rules import is_on_cluster
 from samite.spec.model_fields import MODEL_FIELDS, NOT_OVERRIDABLE, override_errors
 from samite.spec.rules import Document, Finding, part, stages
+from samite.spec.support_local import local_limits
 from samite.spec.yaml_tree import Path as YamlPath
 
 TRAINED_KINDS = ("Pretrain", "Extend", "Anneal")
@@ -30,15 +31,17 @@ def check_support(filled: Document, folder: Path) -> list[Finding]:
         _overrides(filled),
         _handovers(filled),
         _storage(filled),
-        _kubernetes_only(filled),
+        _preflight(filled),
+        () if is_on_cluster(filled) else local_limits(filled),
+        _corpora(filled, None if is_on_cluster(filled) else folder),
     )
-    return [finding for check in checks for finding in check] + list(_corpora(filled, folder))
+    return [finding for check in checks for finding in check]
 
 
 def _engine(document: Document) -> Iterator[Finding]:
-    engine = part(document, "spec", "engine")
-    if engine in {"RayCluster", "RayJob"}:
-        yield Finding(path=("spec", "engine"), wanted="Local", found=f"{engine}, which is {_NOT_YET}", hint="write engine: Local")
+    if part(document, "spec", "engine") == "RayJob":
+        hint = "write engine: RayCluster"
+        yield Finding(path=("spec", "engine"), wanted="RayCluster or Local", found=f"RayJob, which is {_NOT_YET}", hint=hint)
 
 
 def _kinds(document: Document) -> Iterator[Finding]:
@@ -123,38 +126,17 @@ def _storage(document: Document) -> Iterator[Finding]:
             found=found,
             hint="remove loadFrom, and the first stage's handover",
         )
-    for source in ("secretName", "serviceAccountName"):
-        if source in (checkpoint.get("credentials") or {}):
-            hint = "write profile, or leave credentials out and export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY before samite submit"
-            path = ("spec", "checkpoint", "credentials", source)
-            yield Finding(path=path, wanted="profile, because the engine is Local", found=f"{source}, which needs Kubernetes", hint=hint)
 
 
-def _kubernetes_only(document: Document) -> Iterator[Finding]:
+def _preflight(document: Document) -> Iterator[Finding]:
     preflight = part(document, "spec", "nodes", "preflight")
     if preflight not in {None, "None"}:
         path = ("spec", "nodes", "preflight")
-        yield Finding(
-            path=path, wanted="None", found=f"{preflight}, which is {_NOT_YET}", hint="remove it; samite doctor checks this machine"
-        )
-    for index, variable in enumerate(part(document, "spec", "env") or []):
-        source: Any = part(variable, "valueFrom")
-        if not isinstance(source, dict):
-            continue
-        for key in ("secretKeyRef", "configMapKeyRef"):
-            if key in source:
-                hint = f"write hostEnv: {variable.get('name') or 'NAME'}, and export it before samite submit"
-                place = ("spec", "env", index, "valueFrom", key)
-                yield Finding(path=place, wanted="hostEnv, because the engine is Local", found=f"{key}, which needs Kubernetes", hint=hint)
-        host = source.get("hostEnv")
-        if host is not None and host not in os.environ:
-            place = ("spec", "env", index, "valueFrom", "hostEnv")
-            yield Finding(
-                path=place, wanted=f"{host} in the environment of this shell", found="no such variable", hint=f"run: export {host}=..."
-            )
+        yield Finding(path=path, wanted="None", found=f"{preflight}, which is {_NOT_YET}", hint="remove it")
 
 
-def _corpora(document: Document, folder: Path) -> Iterator[Finding]:
+def _corpora(document: Document, folder: Path | None) -> Iterator[Finding]:
+    """Corpora that are not there. `folder` is None in a cluster: paths are those of the pods then."""
     places: list[tuple[YamlPath, Any]] = [(("spec", "data"), part(document, "spec", "data"))]
     places += [(("spec", "stages", index, "data"), stage.get("data")) for index, stage in stages(document)]
     run_uri = part(document, "spec", "data", "uri")
@@ -174,7 +156,7 @@ def _corpora(document: Document, folder: Path) -> Iterator[Finding]:
                 )
 
 
-def _corpus_problem(uri: str, folder: Path) -> tuple[str, str, str] | None:
+def _corpus_problem(uri: str, folder: Path | None) -> tuple[str, str, str] | None:
     """(wanted, found, hint) if no corpus can be at `uri`. Remote URIs are looked at when the run starts."""
     if uri.startswith("builtin:"):
         return None if uri == QUICKSTART else (QUICKSTART, f'"{uri}"', f"write {QUICKSTART}")
@@ -196,8 +178,10 @@ def _prepare(path: Path) -> str:
     return f"run: samite data prepare --out {shlex.quote(str(path))}"
 
 
-def local_path(uri: str, folder: Path) -> Path | None:
-    """The path on this machine that `uri` means; None if it is remote or built in."""
+def local_path(uri: str, folder: Path | None) -> Path | None:
+    """The path on this machine that `uri` means; None if it is remote or built in, or if there is no `folder` here to start from."""
+    if folder is None:
+        return None
     if uri.startswith("file://"):
         return Path(urlsplit(uri).path)
     if "://" in uri or uri.startswith("builtin:"):
@@ -205,7 +189,7 @@ def local_path(uri: str, folder: Path) -> Path | None:
     return (folder / Path(uri).expanduser()).absolute()
 
 
-def _sources_of(uri: Any, folder: Path) -> tuple[str, ...]:
+def _sources_of(uri: Any, folder: Path | None) -> tuple[str, ...]:
     """Names of the sources of a corpus on this machine; empty if they cannot be known here."""
     if uri == QUICKSTART:
         return QUICKSTART_SOURCES

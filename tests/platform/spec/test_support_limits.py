@@ -36,17 +36,48 @@ def test_a_parallel_axis_that_is_not_there_yet_is_refused(axis: str):
     assert "not supported by this version" in problems[0].found
 
 
-@pytest.mark.parametrize("engine", ["RayCluster", "RayJob"])
-def test_an_engine_that_is_not_there_yet_is_refused(engine: str):
-    problems = refused(f"engine={engine}", "checkpoint.uri=s3://bucket/run", "restart.startLevel=3")
+def test_the_engine_that_is_not_there_yet_is_refused():
+    problems = refused("engine=RayJob", "checkpoint.uri=s3://bucket/run", "restart.startLevel=3")
     assert [problem.path for problem in problems] == ["spec.engine"]
+    assert load_run(RUN, sets=["engine=RayCluster", "checkpoint.uri=s3://bucket/run"]).run.spec.engine == "RayCluster"
 
 
 @pytest.mark.parametrize(
-    "field", ["queue.name=a", "image=a", "managedBy=a", "runtimeRef.name=a", "approvals=[]", "slo={}", "entrypoint=[a]", "args=[a]"]
+    "field",
+    [
+        "queue.name=a",
+        "image=a",
+        "managedBy=a",
+        "runtimeRef.name=a",
+        "approvals=[{stage: first, by: me}]",
+        "slo={ettrPercent: 97}",
+        "entrypoint=[a]",
+        "args=[a]",
+    ],
 )
 def test_a_field_of_the_kubernetes_engines_is_named_as_such(field: str):
     assert ["belongs to the Kubernetes engines" in problem.found for problem in refused(field)] == [True]
+
+
+def test_the_fields_of_the_kubernetes_engines_are_taken_by_them():
+    sets = (
+        "engine=RayCluster",
+        "checkpoint.uri=s3://bucket/run",
+        "queue={name: a, topology: Required, sliceSize: 4}",
+        "image=r.example/w:1",
+    )
+    more = ("managedBy=other.example/runner", "runtimeRef={name: gpu}", "approvals=[{stage: first, by: me}]", "slo={ettrPercent: 97}")
+    spec = load_run(RUN, sets=[*sets, *more]).run.spec
+    assert (spec.queue and spec.queue.slice_size, spec.image, spec.runtime_ref and spec.runtime_ref.kind) == (
+        4,
+        "r.example/w:1",
+        "ClusterTrainingRuntime",
+    )
+
+
+def test_a_corpus_in_the_pods_is_not_looked_for_on_this_machine():
+    sets = ["engine=RayCluster", "checkpoint.uri=s3://bucket/run", "data.uri=/mnt/corpus"]
+    assert load_run(RUN, sets=sets).run.spec.data.uri == "/mnt/corpus"
 
 
 def test_roles_belong_to_reinforcement_learning():
