@@ -20,7 +20,7 @@ RECOVERY_S = 150.0
 
 def checkpoints(run: LocalRun) -> list[dict]:
     """`samite checkpoints ls`."""
-    return json.loads(run.samite("checkpoints", "ls", run.name, "-o", "json").stdout)["checkpoints"]
+    return json.loads(run.samite("checkpoints", "ls", run.name, "-o", "json").stdout)["items"]
 
 
 def newest_folder(run: LocalRun) -> Path:

@@ -27,6 +27,7 @@ class HeartbeatFile:
         self._identity = {"rank": rank, "node": node, "pid": pid, "submission_id": submission_id}
         self.incarnation = incarnation
         self._durations_s: deque[float] = deque(maxlen=_MEDIAN_OVER_STEPS)
+        self._compute_s: deque[float] = deque(maxlen=_MEDIAN_OVER_STEPS)
         self._rates: deque[tuple[float, int]] = deque(maxlen=_MEDIAN_OVER_STEPS)
         self.phase = "starting"
         self.step = 0
@@ -40,10 +41,12 @@ class HeartbeatFile:
         self.phase = phase
         self.write()
 
-    def finish_step(self, *, step: int, stage_step: int, tokens: int, duration_s: float, loss: float) -> None:
-        """An optimizer step is done; `tokens` is the run's global count, `duration_s` the step's wall time on this rank."""
+    def finish_step(self, *, step: int, stage_step: int, tokens: int, duration_s: float, compute_s: float, loss: float) -> None:
+        """An optimizer step is done; `tokens` is the run's global count, `duration_s` the step's wall time on this rank, `compute_s` the part of it
+        that was this rank's own work."""
         self.step, self.stage_step, self.tokens, self.loss = step, stage_step, tokens, loss
         self._durations_s.append(duration_s)
+        self._compute_s.append(compute_s)
         self._rates.append((time.monotonic(), tokens))
         self.write()
 
@@ -62,6 +65,7 @@ class HeartbeatFile:
             loss=self.loss,
             stage_step=self.stage_step,
             checkpoint_step=self.checkpoint_step,
+            compute_s=statistics.median(self._compute_s) if self._compute_s else 0.0,
         )
         beat.write(self._path)
 

@@ -1,8 +1,14 @@
 """What a rank does when something goes wrong: all ranks stop before the optimizer, the cause is reported by class, and the exit code says whether to try again."""
 
+import json
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
+from samite.checkpoint import open_store
+from samite.checkpoint.fence import open_session
 from samite_workloads.train.reports import first_cause
 
 
@@ -92,3 +98,19 @@ def test_a_corpus_for_more_tokens_than_the_model_has_is_refused(new_attempt, run
     run_attempt(attempt)
     report = reports_of(attempt)[0]
     assert (report.restartable, "model.overrides.vocab_size" in report.message) == (False, True)
+
+
+def test_a_rank_that_finds_itself_fenced_stops_instead_of_training_for_nothing(new_attempt, run_attempt, document, reports_of):
+    document["spec"]["stages"][0]["budget"] = {"steps": 4000}
+    attempt = new_attempt()
+    beat = Path(attempt.run_folder) / "heartbeats" / "rank-0.json"
+
+    def begin_a_newer_session():
+        ends_s = time.monotonic() + 60
+        while time.monotonic() < ends_s and not (beat.exists() and json.loads(beat.read_text())["checkpoint_step"] >= 2):
+            time.sleep(0.02)
+        open_session(open_store(attempt.checkpoint_uri), run_uid=attempt.run_uid, epoch=attempt.attempt + 1, nonce="newer")
+
+    assert run_attempt(attempt, meanwhile=begin_a_newer_session) == [0]
+    (report,) = reports_of(attempt)
+    assert (report.error_type, report.restartable) == ("FencedError", False)

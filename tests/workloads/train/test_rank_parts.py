@@ -31,9 +31,12 @@ def test_a_heartbeat_carries_progress_and_a_clock_that_never_jumps(tmp_path):
     beat = heartbeat(tmp_path)
     beat.phase = "training"
     for step in range(1, 6):
-        beat.finish_step(step=step, stage_step=step, tokens=100 * step, duration_s=0.5 if step != 3 else 9.0, loss=1.0)
+        beat.finish_step(
+            step=step, stage_step=step, tokens=100 * step, duration_s=0.5 if step != 3 else 9.0, compute_s=0.1 * step, loss=1.0
+        )
     read = Heartbeat.read(tmp_path / "rank-3.json")
     assert (read.step, read.tokens, read.phase, read.step_median_s) == (5, 500, "training", 0.5)
+    assert read.compute_s == pytest.approx(0.3)
     assert 0 <= time.monotonic() - read.monotonic_s < 5
 
 
@@ -42,7 +45,7 @@ def test_a_heartbeat_costs_less_than_a_millisecond(tmp_path):
     costs = []
     for step in range(50):
         began_s = time.thread_time()
-        beat.finish_step(step=step, stage_step=step, tokens=step, duration_s=0.1, loss=1.0)
+        beat.finish_step(step=step, stage_step=step, tokens=step, duration_s=0.1, compute_s=0.1, loss=1.0)
         costs.append(time.thread_time() - began_s)
     assert sorted(costs)[25] < 1e-3
 

@@ -112,6 +112,7 @@ class Observer:
             stage_step=record.stage_step,
             tokens=record.tokens,
             duration_s=record.total_s,
+            compute_s=record.busy_s,
             loss=self._numbers.loss if self._numbers is not None and verdict is not None else heartbeat.loss,
         )
         if record.sampled and balance is not None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from samite.checkpoint import StoreOptions, open_store
+from samite.checkpoint.fence import FencedError
 from samite.checkpoint.retention import KeepPolicy
 from samite.spec.attempt import AttemptSpec
 from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions, Committed, Restored
@@ -113,6 +114,8 @@ class Saver:
         for failure in self.manager.take_failures():
             if self._session.is_first:
                 telemetry.event("samite.checkpoint.save.failed", step_index=failure.step, reason=failure.reason)
+            if isinstance(failure.error, FencedError):
+                raise failure.error  # a newer attempt writes here: nothing this one learns will ever be kept
 
 
 class NothingSaved:
