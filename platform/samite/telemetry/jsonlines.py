@@ -189,6 +189,17 @@ class Follower:
             self.damaged += 1
 
 
+def without_nonfinite(value: Any) -> Any:
+    """`value` as JSON can carry it for any reader: null for a number that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: without_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nonfinite(item) for item in value]
+    return value
+
+
 def _without_nonfinite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -81,6 +81,12 @@ def test_a_cancel_cannot_be_taken_back_but_a_suspend_can(folder: RunFolder):
     assert (read_wishes(folder).suspend, read_wishes(folder).cancel) == (False, True)
 
 
+def test_documents_are_strict_json_whatever_the_loss_is(folder: RunFolder):
+    folder.write_json(folder.status_file, {"progress": {"loss": float("nan"), "step": 3}, "rates": [float("inf"), 1.0]})
+    assert "NaN" not in folder.status_file.read_text()
+    assert folder.read_json(folder.status_file) == {"progress": {"loss": None, "step": 3}, "rates": [None, 1.0]}
+
+
 def test_writing_a_document_leaves_no_temporary_file(folder: RunFolder):
     folder.write_json(folder.status_file, {"phase": "Running"})
     assert [entry for entry in folder.path.iterdir() if entry.name.startswith(".")] == []

@@ -20,6 +20,7 @@ from typing import Any
 
 from samite.errors import ConflictError, NotFoundError
 from samite.spec.attempt import write_atomically
+from samite.telemetry.jsonlines import without_nonfinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +133,12 @@ class RunFolder:
         return dict(found)
 
     def write_json(self, file: Path, document: dict[str, Any]) -> None:
-        """Replace a document atomically."""
-        write_atomically(file, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        """Replace a document atomically. Strict JSON: a loss that is NaN is null, or jq and every other reader would choke on the status."""
+        try:
+            text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            text = json.dumps(without_nonfinite(document), indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomically(file, text + "\n")
 
     def leave_request(self, verb: str, **details: Any) -> Path:
         """Leave one request for the supervisor. Requests are taken in the order they were left."""
