@@ -16,10 +16,13 @@ from pathlib import Path
 from .binaries import MissingToolError
 from .components import DOCKERFILE_NEEDS
 from .folders import Folders
-from .images import debian_root
+from .images import PACKAGES, debian_root
 
 FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.IGNORECASE | re.MULTILINE)
 CERTIFICATES = Path("/etc/ssl/certs")
+CERTIFICATE_ARGUMENTS = ("PIP_CERT", "SSL_CERT_FILE")
+"""Build arguments of our Dockerfiles that name a file of further authorities."""
+BASE_PACKAGES = ("ca-certificates",)
 
 
 def build_image(
@@ -34,7 +37,8 @@ def build_image(
 ) -> Path:
     """Build `name` and return its archive, ready for `Cluster.load_image`. The build's last words are in the error when it fails.
 
-    RUN steps reach the network as the host does. Where the host trusts certificates of its own (PIP_CERT), the build sees them, the image does not.
+    RUN steps reach the network as the host does. Where the host trusts authorities of its own (PIP_CERT), the build sees them by mount and build
+    argument, the image does not.
     """
     absent = [package for command, package in DOCKERFILE_NEEDS.items() if not shutil.which(command)]
     if absent:
@@ -44,19 +48,20 @@ def build_image(
     for base in bases(dockerfile.read_text(encoding="utf-8"), arguments or {}):
         _make_base(folders, base, say)
     words = ["bud", "--pull-never", "--layers", "--format", "oci", "-t", name, "-f", str(dockerfile)]
-    for key, value in (arguments or {}).items():
+    own = os.environ.get("PIP_CERT")
+    if own:
+        words += ["-v", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
+    for key, value in ({**(dict.fromkeys(CERTIFICATE_ARGUMENTS, own) if own else {}), **(arguments or {})}).items():
         words += ["--build-arg", f"{key}={value}"]
     words += ["--target", target] if target else []
-    if own := os.environ.get("PIP_CERT"):
-        words += ["-v", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
-        for variable in ("PIP_CERT", "SSL_CERT_FILE"):
-            words += ["--env", f"{variable}={own}", "--unsetenv", variable]
+    if (ignored := dockerfile.with_name(f"{dockerfile.name}.dockerignore")).exists():
+        words += ["--ignorefile", str(ignored)]
     say(f"building {name} from {dockerfile}")
     _buildah(folders, *words, str(context), limit_s=1500)
     folders.images.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folders.images) as scratch:
         partial = Path(scratch) / "image.tar"
-        _buildah(folders, "push", name, f"oci-archive:{partial}:{name.rpartition(':')[2]}", limit_s=600)
+        _buildah(folders, "push", name, f"docker-archive:{partial}:{name}", limit_s=600)
         archive = folders.images / f"built-{re.sub(r'[^a-zA-Z0-9.]', '_', name)}.tar"
         partial.rename(archive)
     return archive
@@ -90,7 +95,7 @@ def _make_base(folders: Folders, name: str, say: Callable[[str], None]) -> None:
     say(f"base image {full}, from Debian's packages")
     container = _buildah(folders, "from", "scratch").strip()
     try:
-        _buildah(folders, "add", container, str(debian_root(folders)), "/")
+        _buildah(folders, "add", container, str(debian_root(folders, PACKAGES if family == "python" else BASE_PACKAGES)), "/")
         if family == "python":
             _add_python(folders, container)
         _buildah(folders, "config", "--cmd", "bash", container)

@@ -28,13 +28,13 @@ def collect_objects(kubectl: Kubectl, folder: Path) -> None:
         "leases.yaml": ("get", "leases", "-A", "-o", "yaml"),
     }
     for name, words in asked.items():
-        _write(folder / name, lambda words=words: every(*words, limit_s=30, check=False))
+        _write(folder / name, partial(every, *words, limit_s=30, check=False))
     _write(folder / "our-kinds.yaml", lambda: _custom_objects(every))
     for pod in _pods(every):
         space, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         for suffix, flag in {"": (), ".previous": ("--previous",)}.items():
-            words = ["logs", name, "--all-containers", "--prefix", "--timestamps", *flag]
-            _write(folder / "pods" / f"{space}.{name}{suffix}.log", partial(every.within(space), *words, limit_s=20, check=bool(suffix)))
+            log = ("logs", name, "--all-containers", "--prefix", "--timestamps", *flag)
+            _write(folder / "pods" / f"{space}.{name}{suffix}.log", partial(every.within(space), *log, limit_s=20, check=bool(suffix)))
 
 
 def collect_box(logs: Path, folder: Path) -> None:
@@ -48,8 +48,8 @@ def collect_box(logs: Path, folder: Path) -> None:
                 source.seek(-MAX_LOG_BYTES, 2)
                 (folder / file.name).write_bytes(source.read())
     for namespace in ours():
-        for name, words in {"addresses": ["ip", "-s", "addr"], "routes": ["ip", "route"], "sockets": ["ss", "-tanp"]}.items():
-            _write(folder / f"{namespace}-{name}.txt", lambda words=words, namespace=namespace: _run([*inside(namespace), *words]))
+        for name, look in {"addresses": ["ip", "-s", "addr"], "routes": ["ip", "route"], "sockets": ["ss", "-tanp"]}.items():
+            _write(folder / f"{namespace}-{name}.txt", partial(_run, [*inside(namespace), *look]))
     _write(
         folder / "processes.txt",
         lambda: _run(["ps", "-o", "pid,ppid,stat,rss,etime,args", "-p", ",".join(map(str, cgroups.processes())) or "1"]),

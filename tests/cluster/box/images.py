@@ -8,7 +8,7 @@ import hashlib
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .archives import PLAIN_PATH, Layer, write_archive
@@ -40,14 +40,14 @@ def python_problem() -> str | None:
     return None
 
 
-def debian_root(folders: Folders) -> Path:
-    """A Debian 12 root file system as a tar, from Debian's own packages; made once (about a minute)."""
-    key = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:16]
+def debian_root(folders: Folders, packages: Sequence[str] = PACKAGES) -> Path:
+    """A Debian 12 root file system with further packages as a tar, made once (about a minute)."""
+    key = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:16]
     target = folders.images / f"debian-12-{key}.tar"
     if not target.exists():
         folders.images.mkdir(parents=True, exist_ok=True)
         partial = target.with_suffix(".partial.tar")
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", "bookworm", str(partial)]
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages)}", "bookworm", str(partial)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
         if done.returncode:
             partial.unlink(missing_ok=True)

@@ -90,7 +90,8 @@ def main(settings_file: str) -> None:
         pids[keep(daemons[name], settings["logs"][name])] = name
     while True:
         pid, status = os.wait()
-        if name := pids.pop(pid, None):
+        if pid in pids:
+            name = pids.pop(pid)
             with Path(settings["logs"][name]).open("a", encoding="utf-8") as out:
                 out.write(f"{time.strftime('%T')} {name} ended with status {status}; started again\n")
             time.sleep(1)
