@@ -33,8 +33,8 @@ demo: setup
 
 # First what shares the machine well, on two workers; then the tests that start Ray clusters, one at a time.
 test: setup
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray"
-	@$(BIN)/python -m pytest -q -m "ray and not drill"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray and not cluster"
+	@$(BIN)/python -m pytest -q -m "ray and not drill and not cluster"
 
 # The longer drills of the local engine: a sleeping rank, a poisoned gradient, lost decay products, suspend and resume.
 drills: setup
@@ -42,7 +42,7 @@ drills: setup
 
 # Without the tests that start Ray clusters: for the inner loop.
 test-fast: setup
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray and not slow"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray and not slow and not cluster"
 
 lint: setup
 	@$(BIN)/ruff format --check .
@@ -69,3 +69,18 @@ bench-gpu:
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+# The chart's README, from the comments of its values.
+.PHONY: helm-docs
+helm-docs: setup
+	@$(BIN)/python helm/readme.py
+
+# The cluster in a box, tests/cluster/README.md: its tools, built once from source with progress shown, and the tests that break it.
+.PHONY: cluster-tools test-cluster
+cluster-tools: setup
+	@$(BIN)/python tests/cluster/box build
+
+# One box fits on a machine: first the file that brings boxes up and down, then all that share one. The limits are hard; a guard sweeps a killed box.
+test-cluster: setup
+	@timeout -k 30 600 $(BIN)/python -m pytest -v -m cluster tests/cluster/test_box_lifecycle.py
+	@timeout -k 30 2700 $(BIN)/python -m pytest -v -m cluster tests/cluster --ignore=tests/cluster/test_box_lifecycle.py
