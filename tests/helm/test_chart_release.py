@@ -1,0 +1,68 @@
+"""Release size as Helm stores it, the alerts' metrics, and what the Jobs are told."""
+
+import base64
+import gzip
+import json
+import re
+
+import pytest
+import yaml
+from chart import CHART, CI_FILES, Helm, ci_file, of_kind, rules_text
+
+from samite.telemetry.metrics import OPERATOR_METRICS
+from samite_operators.instruments import prometheus_name
+
+LIMIT_BYTES = 800_000
+"""A release is one Secret, and a Secret holds 1 MiB."""
+
+
+@pytest.mark.parametrize("file", CI_FILES, ids=lambda file: file.stem)
+def test_the_release_fits_into_its_secret_with_room_to_spare(helm: Helm, file):
+    """Helm stores chart and manifest as JSON, gzipped, in base64, which the API server encodes once more."""
+    sources = {
+        str(path.relative_to(CHART)): base64.b64encode(path.read_bytes()).decode()
+        for path in CHART.rglob("*")
+        if path.is_file() and "ci" not in path.relative_to(CHART).parts
+    }
+    document = json.dumps({"chart": sources, "manifest": helm.template(file).stdout}).encode()
+    size = len(base64.b64encode(base64.b64encode(gzip.compress(document))))
+    assert size < LIMIT_BYTES, f"{size} bytes"
+
+
+def test_alerts_ask_for_metrics_that_exist():
+    alerts = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))
+    asked = {name for group in alerts["groups"] for rule in group["rules"] for name in re.findall(r"samite_[a-z_]+", rule["expr"])}
+    assert asked
+    assert asked <= {prometheus_name(metric) for metric in OPERATOR_METRICS}
+
+
+@pytest.mark.parametrize("name", ["default", "namespaced", "cluster", "kueue"])
+def test_the_test_of_a_release_asks_for_every_right_that_its_roles_give(helm: Helm, name: str, tmp_path):
+    from samite_operators.install.release import Release
+
+    objects = helm.objects(ci_file(name))
+    document = next(item["data"]["release.json"] for item in of_kind(objects, "ConfigMap") if item["metadata"]["name"] == "samite-test")
+    (tmp_path / "release.json").write_text(document)
+    release = Release.read(tmp_path)
+    asked = {(right.namespace, right.group or "core", right.resource, right.verb) for right in release.rights}
+    granted = set()
+    for line in rules_text(objects, "samite-operator").splitlines():
+        place, rule, verbs = re.fullmatch(r"(.*?): (.*): (.*)", line).groups()
+        group, resources = rule.split(" named ")[0].split(" ")
+        namespace = "" if place.startswith("every") else place
+        granted |= {(namespace, group, resource, verb) for resource in resources.split(",") for verb in verbs.split()}
+    assert asked == granted
+
+
+def test_runtimes_get_the_worker_image_where_they_name_none(helm: Helm):
+    items = [{"name": "ours", "spec": {"image": "registry.internal/train:1"}}, {"name": "plain", "spec": {}}]
+    objects = helm.objects(sets=[f"runtimes.items={json.dumps(items)}"])
+    (documents,) = [item["data"] for item in of_kind(objects, "ConfigMap") if item["metadata"]["name"] == "samite-runtimes"]
+    assert json.loads(documents["ours.json"])["spec"]["image"] == "registry.internal/train:1"
+    assert json.loads(documents["plain.json"])["spec"]["image"] == "ghcr.io/samite-dev/worker:0.1.0"
+
+
+def test_hooks_clean_up_after_themselves(helm: Helm):
+    hooks = [item for item in helm.objects(ci_file("cluster")) if "helm.sh/hook" in item["metadata"].get("annotations", {})]
+    assert hooks
+    assert {item["metadata"]["annotations"]["helm.sh/hook-delete-policy"] for item in hooks} == {"before-hook-creation,hook-succeeded"}
