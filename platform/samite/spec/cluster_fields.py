@@ -42,8 +42,6 @@ class RuntimeOverrides(SpecModel):
     """Labels that nodes must have, beside the runtime's."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16, strict=False)] = ()
     """Taints that the worker pods accept, beside the runtime's."""
-    service_account_name: ObjectName | None = None
-    """Service account whose storage rights the pods use, instead of the runtime's."""
 
 
 class RuntimeReference(SpecModel):
@@ -66,6 +64,8 @@ class QueueSpec(SpecModel):
     """WorkloadPriorityClass of the run. Left out: Kueue's default."""
     topology: Literal["None", "Preferred", "Required"] = "None"
     """Whether the workers must be near each other. Preferred: as near as can be. Required: in one topology domain, or wait. Default None."""
+    topology_level: Annotated[str, Field(min_length=1, max_length=317)] | None = None
+    """Node label that names a domain of the topology. Left out: the runtime's, then kubernetes.io/hostname."""
     slice_size: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Workers that must share a domain of the topology. Unit: nodes. Left out: all of them."""
 

@@ -47,7 +47,7 @@ class FieldDoc:
 @cache
 def field_docs(model: type[BaseModel]) -> dict[str, FieldDoc]:
     """The fields of `model` by their YAML name, in the order of the source."""
-    texts = _docstrings(model.__module__).get(model.__name__, {})
+    texts = attribute_docstrings(model.__module__).get(model.__name__, {})
     return {(info.alias or name): _describe(model, name, info, texts.get(name, "")) for name, info in model.model_fields.items()}
 
 
@@ -74,7 +74,7 @@ def one_line(text: str) -> str:
 
 
 @cache
-def _docstrings(module: str) -> dict[str, dict[str, str]]:
+def attribute_docstrings(module: str) -> dict[str, dict[str, str]]:
     """Attribute docstrings of every class of `module`: class, attribute, text."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(sys.modules[module])).body:

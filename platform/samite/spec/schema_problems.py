@@ -47,7 +47,6 @@ PATTERNS = {
     ("spec", "stages", "gate", "checks", "metric"): "small letters, digits, dots and underscores, beginning with a letter",
     ("spec", "image"): "the name of an image, such as registry.example/samite/worker:1",
     ("spec", "runtimeRef", "name"): "the name of an object: small letters, digits, dashes and dots",
-    ("spec", "runtimeRef", "overrides", "serviceAccountName"): "the name of an object: small letters, digits, dashes and dots",
     ("spec", "runtimeRef", "overrides", "cpu"): "an amount such as 8 or 500m, as text",
     ("spec", "runtimeRef", "overrides", "memory"): "an amount such as 64Gi, as text",
     ("spec", "queue", "name"): "the name of an object: small letters, digits, dashes and dots",
