@@ -4,7 +4,7 @@
     status ────── status_schema ─┼─ trainingrun, runtimes, node_blame ─ definitions.py ─> `samite crds`, helm/samite/templates/crd
     rules (CEL) ─ rules.py ──────┘
 
-Called by the CLI and by tests; the operator uses `status_document` to write what the schema promises. Importing this costs nothing.
+Called by the CLI and by tests. Importing this costs nothing.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
 """The status of a TrainingRun as a structural schema: the lifecycle's `Status`, field by field, and what Kubernetes adds to it.
 
 Generated from the dataclasses, so that a status that `decide` returns always fits. Texts have no bound here: a status that the API server refused
-would stop the operator; `samite.crds.status_document` cuts them instead. What rules look at is bounded.
+would stop the operator, which cuts them instead. What rules look at is bounded.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,6 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from samite.crds.structural import Schema
-from samite.lifecycle.codec import to_document
 from samite.lifecycle.status import Condition, Status
 from samite.spec.documentation import attribute_docstrings, one_line
 
@@ -36,21 +35,35 @@ class RuntimePin:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """What `kubectl get trun` prints and no other field says in one word."""
+
+    context_length: int | None = None
+    """Context length of the current stage. Unit: tokens."""
+    percent: str | None = None
+    """Share of the whole run that is done, in percent, with one digit behind the point."""
+    ettr: str | None = None
+    """Share of the wall time that trained, in percent, with one digit behind the point."""
+    restarts: int | None = None
+    """Restarts over all classes of failure."""
+    nodes: str | None = None
+    """Worker nodes that are ready, of those wanted: 3/4."""
+    last_checkpoint_time: str | None = None
+    """When the newest committed checkpoint was first seen."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KubernetesStatus:
-    """What a status holds beside the lifecycle's."""
+    """What a status holds beside the lifecycle's. Times are RFC 3339."""
 
     observed_generation: int
     """Generation of the object that this status is about."""
     memory: str
     """What the operator remembers between two turns; opaque. Without it a run begins again from its checkpoints."""
-    context_length: int | None = None
-    """Context length of the current stage. Unit: tokens."""
-    restarts_total: int = 0
-    """Restarts over all classes of failure."""
-    last_checkpoint_time: str | None = None
-    """When the newest committed checkpoint was first seen, RFC 3339."""
-    next_retry_time: str | None = None
-    """When the next attempt may start, RFC 3339."""
+    next_retry_at: str | None = None
+    """When the next attempt may start."""
+    columns: Columns | None = None
+    """What `kubectl get trun` prints and no other field says in one word."""
     runtime: RuntimePin | None = None
     """The runtime that the run was admitted with."""
 
@@ -75,8 +88,8 @@ def status_schema() -> Schema:
     """The schema of `status`."""
     ours, theirs = _of_dataclass(Status, ()), _of_dataclass(KubernetesStatus, ())
     ours["properties"] = theirs["properties"] | ours["properties"]
-    for name in ("lastCheckpointTime", "nextRetryTime"):
-        ours["properties"][name]["format"] = "date-time"
+    ours["properties"]["nextRetryAt"]["format"] = "date-time"
+    ours["properties"]["columns"]["properties"]["lastCheckpointTime"]["format"] = "date-time"
     ours["properties"]["conditions"]["items"]["properties"] |= _CONDITION_EXTRA
     return {"description": "Where the run is. Written by the operator alone.", "type": "object", "properties": ours["properties"]}
 
@@ -126,9 +139,3 @@ def _camel(name: str) -> str:
     """The name as `codec.to_document` writes it."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
-
-
-def pin_document(pin: RuntimePin) -> dict[str, Any]:
-    """JSON-able, camelCase keys."""
-    document: dict[str, Any] = to_document(pin, camel=True)
-    return document
