@@ -62,6 +62,15 @@ def test_runtimes_get_the_worker_image_where_they_name_none(helm: Helm):
     assert json.loads(documents["plain.json"])["spec"]["image"] == "ghcr.io/samite-dev/worker:0.1.0"
 
 
+def test_the_runtimes_of_the_chart_are_runtimes_that_the_operator_understands(helm: Helm):
+    from samite.spec.runtime import ClusterTrainingRuntime
+
+    (documents,) = [item["data"] for item in of_kind(helm.objects(), "ConfigMap") if item["metadata"]["name"] == "samite-runtimes"]
+    found = [ClusterTrainingRuntime.model_validate_json(text) for text in documents.values()]
+    assert [item.metadata.name for item in found] == ["default", "gpu-generic", "gpu-h100-rdma"]
+    assert all(item.spec.description for item in found)
+
+
 def test_hooks_clean_up_after_themselves(helm: Helm):
     hooks = [item for item in helm.objects(ci_file("cluster")) if "helm.sh/hook" in item["metadata"].get("annotations", {})]
     assert hooks

@@ -4,14 +4,17 @@ Rights in a namespace that it serves. It makes a Role over the Lease of a run fo
 the API server lets nobody grant what they lack.
 */}}
 {{- define "samite.namespaceRules" -}}
-- {apiGroups: [samite.dev], resources: [trainingruns], verbs: [get, list, patch, watch]}
-- {apiGroups: [samite.dev], resources: [trainingruns/status], verbs: [get, patch]}
+- {apiGroups: [samite.dev], resources: [trainingruns], verbs: [delete, get, list, patch, watch]}
+- {apiGroups: [samite.dev], resources: [trainingruns/status], verbs: [patch]}
 - {apiGroups: [samite.dev], resources: [trainingruns/finalizers], verbs: [update]}
 - {apiGroups: [samite.dev], resources: [trainingruntimes], verbs: [get, list, watch]}
 - {apiGroups: [ray.io], resources: [rayclusters], verbs: [create, delete, get, list, patch, watch]}
 - {apiGroups: [""], resources: [pods], verbs: [delete, get, list, watch]}
-- {apiGroups: [""], resources: [events], verbs: [create, list, patch]}
+- {apiGroups: [""], resources: [events], verbs: [create, list]}
 - {apiGroups: [""], resources: [secrets], verbs: [create]}
+{{- with .Values.storage.secretNames }}
+- {apiGroups: [""], resources: [secrets], resourceNames: {{ . | toJson }}, verbs: [get]}
+{{- end }}
 - {apiGroups: [""], resources: [serviceaccounts], verbs: [create, delete, get, list, patch]}
 - {apiGroups: [rbac.authorization.k8s.io], resources: [rolebindings, roles], verbs: [create, delete, get, list, patch]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create, delete, get, list, patch, watch]}
@@ -25,8 +28,8 @@ the API server lets nobody grant what they lack.
 - {apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}
 - {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get], resourceNames: [clustertrainingruntimes.samite.dev, nodeblames.samite.dev, rayclusters.ray.io, trainingruns.samite.dev, trainingruntimes.samite.dev]}
 - {apiGroups: [samite.dev], resources: [clustertrainingruntimes], verbs: [get, list, watch]}
-- {apiGroups: [samite.dev], resources: [nodeblames], verbs: [create, delete, get, list, patch, watch]}
-- {apiGroups: [samite.dev], resources: [nodeblames/status], verbs: [get, patch]}
+- {apiGroups: [samite.dev], resources: [nodeblames], verbs: [create, delete, get, list]}
+- {apiGroups: [samite.dev], resources: [nodeblames/status], verbs: [patch]}
 {{- end -}}
 
 {{/* Rights in the release's own namespace: the Lease that keeps a second operator out. */}}

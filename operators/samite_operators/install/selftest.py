@@ -18,7 +18,7 @@ FORBIDDEN = (
     ("", "pods", "create"),
     ("rbac.authorization.k8s.io", "roles", "escalate"),
     ("rbac.authorization.k8s.io", "roles", "bind"),
-    ("samite.dev", "trainingruns", "delete"),
+    ("samite.dev", "trainingruns", "create"),
     ("", "nodes", "patch"),
 )
 """What would let a stolen token of the operator read secrets, run code in pods, or give itself more."""
