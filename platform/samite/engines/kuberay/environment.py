@@ -1,0 +1,72 @@
+"""Environment of the Ray containers. Pure. Literal variables of the spec are not here: they travel with the attempt, so that no pod changes with them.
+
+Secrets come by reference only (`valueFrom`, `envFrom`): a literal would be shown by Ray's dashboard and by `kubectl get`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from samite.engines.kuberay import names
+from samite.engines.kuberay.api import Document
+from samite.engines.kuberay.runtime import PodSettings, Runtime
+from samite.engines.local.ray_command import ray_environment
+from samite.spec.lease import lease_name
+
+_RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_NOT_HERE = ("RAY_AUTH_MODE", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER")
+"""Set by the token's owner, and left to Ray: on Kubernetes nodes do get notices."""
+
+
+def container_environment(
+    run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settings: PodSettings, *, token: bool
+) -> list[Document]:
+    """Variables of one container. `token`: Ray's token is given by environment, because the RayCluster has no usable `authOptions`."""
+    plain = {name: value for name, value in ray_environment({}).items() if name not in _NOT_HERE}
+    if runtime.head_fault_tolerance is not None:
+        plain[_RECONNECT] = "120"  # the head comes back with its state; 10 s would end every worker before
+    plain |= {
+        "SAMITE_HOME": names.HOME,
+        "SAMITE_RUN_UID": run["metadata"]["uid"],
+        "SAMITE_LEASE": lease_name(run["metadata"]["name"]),
+        "HOME": names.HOME,
+    }
+    variables: list[Document] = [{"name": name, "value": value} for name, value in sorted(plain.items())]
+    variables += [
+        _from_field("SAMITE_NODE", "metadata.name"),
+        _from_field("SAMITE_HOST", "spec.nodeName"),
+        _from_field("SAMITE_NAMESPACE", "metadata.namespace"),
+        _from_field("SAMITE_NODE_ADDRESS", "status.podIP"),
+    ]
+    if token:
+        variables.append({"name": "RAY_AUTH_MODE", "value": "token"})
+        reference = {"name": names.token_secret(cluster_id), "key": names.TOKEN_KEY}
+        variables.append({"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    variables += spec_environment(run)
+    known = {item["name"] for item in variables}
+    return variables + [dict(item) for item in settings.env if item["name"] not in known]
+
+
+def spec_environment(run: Mapping[str, Any]) -> list[Document]:
+    """The spec's variables that come from a Secret or a ConfigMap."""
+    found = []
+    for entry in run["spec"].get("env") or ():
+        source = entry.get("valueFrom") or {}
+        taken = {key: source[key] for key in ("secretKeyRef", "configMapKeyRef") if source.get(key)}
+        if taken:
+            found.append({"name": entry["name"], "valueFrom": taken})
+    return found
+
+
+def literal_environment(run: Mapping[str, Any]) -> dict[str, str]:
+    """The spec's literal variables, for the attempt."""
+    return {entry["name"]: entry["value"] for entry in run["spec"].get("env") or () if entry.get("value") is not None}
+
+
+def credentials_source(run: Mapping[str, Any]) -> list[Document]:
+    """`envFrom` with the storage credentials, if the spec names a Secret."""
+    secret = (run["spec"].get("checkpoint", {}).get("credentials") or {}).get("secretName")
+    return [{"secretRef": {"name": secret}}] if secret else []
+
+
+def _from_field(name: str, path: str) -> Document:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
