@@ -44,6 +44,8 @@ class ReplaceNode:
     evidence: tuple[Evidence, ...] = ()
     idle: bool = False
     """True: no submission of ours can be alive on it, so no evidence is needed."""
+    exclude_nodes: frozenset[str] = frozenset()
+    """Machines that the replacement must not be put on, where the engine's scheduler chooses one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

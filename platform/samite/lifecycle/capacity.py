@@ -85,11 +85,10 @@ def replace_lost_nodes(turn: Turn) -> tuple[str, ...]:
 
 
 def evict(turn: Turn, names: tuple[str, ...]) -> None:
-    """Exchange nodes that look alive but are not trusted. Only to be called while no submission is alive: nothing trains on them."""
-    present = {node.name for node in turn.cluster_seen().nodes if not node.head}
-    for name in names:
-        if name in present:
-            _exchange(turn, name, (), reason="evicted")
+    """Exchange nodes that look alive but are not trusted, named by node or machine. Only to be called while no submission is alive: nothing trains on them."""
+    for node in turn.cluster_seen().nodes:
+        if not node.head and (node.name in names or node.machine in names):
+            _exchange(turn, node.name, (), reason="evicted")
 
 
 def _exchange(turn: Turn, name: str, evidence: tuple[Evidence, ...], *, reason: str) -> None:
@@ -112,6 +111,7 @@ def _exchange(turn: Turn, name: str, evidence: tuple[Evidence, ...], *, reason: 
             reason=reason,
             evidence=evidence,
             idle=not sufficient(evidence),
+            exclude_nodes=_untrusted(turn),
         )
     )
 

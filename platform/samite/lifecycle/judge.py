@@ -137,6 +137,7 @@ def record_of(
         traceback=cause.traceback[-4000:],
         ranks=cause.ranks[:64],
         nodes=cause.nodes[:64],
+        machines=tuple(dict.fromkeys(turn.machine_of(node) for node in cause.nodes))[:64],
         submission_id=live.submission_id if live else "",
         attempt=live.attempt if live else turn.memory.attempt,
         incarnation=ranks.incarnation,

@@ -99,7 +99,7 @@ def same_failures(plan: RunPlan, memory: Memory, failure: FailureRecord) -> tupl
     if failure.failure_class in (FailureClass.PREEMPTION, FailureClass.USER):
         return ()
     if failure.failure_class is FailureClass.INFRA:
-        return tuple(record for record in recent if failure.nodes and record.nodes == failure.nodes)
+        return tuple(record for record in recent if failure.nodes and _places(record) == _places(failure))
     return tuple(record for record in recent if failure.ranks and record.ranks == failure.ranks)
 
 
@@ -132,6 +132,10 @@ def _evict(plan: RunPlan, failure: FailureRecord, repeated: tuple[FailureRecord,
     if failure.failure_class in (FailureClass.NUMERIC, FailureClass.OPERATOR):
         return ()
     return failure.nodes[:1]
+
+
+def _places(record: FailureRecord) -> tuple[str, ...]:
+    return record.machines or record.nodes
 
 
 def _stop(plan: RunPlan, reason: str, message: str) -> Stop:

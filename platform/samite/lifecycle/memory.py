@@ -111,6 +111,8 @@ class FailureRecord:
     traceback: str = ""
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
+    """The machines of `nodes`: what a repeated failure has in common where nodes are exchanged but machines stay."""
     submission_id: str = ""
     attempt: int = 0
     incarnation: int = 0

@@ -52,7 +52,7 @@ def usable_nodes(turn: Turn, *, joining: bool = False) -> int:
         for node in turn.cluster_seen().nodes
         if (node.ready or (joining and node.joining))
         and not node.head
-        and node.name not in out
+        and node.machine not in out
         and node.name not in leaving
         and not any(fact.says is NodeSays.DEAD for fact in node.facts)
     )

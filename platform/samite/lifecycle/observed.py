@@ -83,8 +83,15 @@ class NodeObserved:
     joining: bool = False
     """Not ready yet, but it runs on a machine of its own and is about to register: only seconds are missing, no capacity."""
     head: bool = False
+    host: str = ""
+    """The machine below, where nodes come and go on machines (the Kubernetes node of a pod). Empty: the node is the machine."""
     rack: str = ""
     facts: tuple[NodeFact, ...] = ()
+
+    @property
+    def machine(self) -> str:
+        """What is blamed and excluded: the machine, which outlives the node."""
+        return self.host or self.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,21 +85,22 @@ def _approve(turn: Turn, request: Request) -> None:
 
 
 def _exclude(turn: Turn, request: Request) -> None:
+    machine = turn.machine_of(request.argument)
     verdict = blame.quarantine(
         turn.memory.blame,
-        node=request.argument,
+        node=machine,
         reason=f"excluded by {request.by or 'user'}",
         pool=max(1, len(turn.cluster_seen().nodes)),
         policy=turn.plan.nodes,
         now_s=turn.now_s,
         by_request=True,
     )
-    apply_verdict(turn, request.argument, f"excluded by {request.by or 'user'}", verdict)
+    apply_verdict(turn, machine, f"excluded by {request.by or 'user'}", verdict)
 
 
 def _uncordon(turn: Turn, request: Request) -> None:
-    turn.remember(blame=blame.release(turn.memory.blame, request.argument))
-    turn.emit("samite.node.released", node=request.argument, reason=f"by {request.by or 'user'}")
+    turn.remember(blame=blame.release(turn.memory.blame, turn.machine_of(request.argument)))
+    turn.emit("samite.node.released", node=turn.machine_of(request.argument), reason=f"by {request.by or 'user'}")
 
 
 _ANSWERS: dict[RequestKind, Callable[[Turn, Request], None]] = {

@@ -118,7 +118,7 @@ def _strike_first_to_fail(turn: Turn, record: FailureRecord) -> None:
         return
     stacks = any(item.source is Source.STACKS for item in record.evidence)
     weak = Weak.MINORITY_STACK if stacks else Weak.FIRST_TO_FAIL
-    strike(turn, record.nodes[0], weak, f"{record.submission_id}/{record.incarnation} {record.error_type}")
+    strike(turn, (record.machines or record.nodes)[0], weak, f"{record.submission_id}/{record.incarnation} {record.error_type}")
 
 
 def _pay(turn: Turn, record: FailureRecord) -> None:

@@ -18,9 +18,9 @@ def note_node_facts(turn: Turn) -> None:
             if node.head or not (fact.final or fact.age_s <= 2.0 * PERIOD_S[fact.source]):
                 continue
             if fact.says is NodeSays.HARDWARE_FAULT:
-                apply_verdict(turn, node.name, fact.detail, _strong(turn, node, fact))
+                apply_verdict(turn, node.machine, fact.detail, _strong(turn, node, fact))
             elif fact.says in _WEAK:
-                strike(turn, node.name, _WEAK[fact.says], fact.detail)
+                strike(turn, node.machine, _WEAK[fact.says], fact.detail)
 
 
 def strike(turn: Turn, node: str, weak: blame.Weak, fact: str) -> None:
@@ -51,12 +51,12 @@ def apply_verdict(turn: Turn, node: str, reason: str, verdict: blame.Verdict) ->
 def _strong(turn: Turn, node: NodeObserved, fact: NodeFact) -> blame.Verdict:
     return blame.quarantine(
         turn.memory.blame,
-        node=node.name,
+        node=node.machine,
         reason=fact.detail,
         pool=_pool(turn),
         policy=turn.plan.nodes,
         now_s=turn.now_s,
-        racks={item.name: item.rack for item in turn.cluster_seen().nodes},
+        racks={item.machine: item.rack for item in turn.cluster_seen().nodes},
     )
 
 

@@ -92,6 +92,10 @@ class Turn:
                 return seen
         return ClusterObserved(cluster_id=cluster_id)
 
+    def machine_of(self, node: str) -> str:
+        """The machine that a node of the cluster runs on; `node` itself if nobody says more."""
+        return next((seen.machine for seen in self.cluster_seen().nodes if seen.name == node), node)
+
     def after(self, age_s: float, moment_s: float) -> bool:
         """Whether something seen `age_s` ago was seen after `moment_s`: only then can it answer what was wanted then."""
         return self.now_s - age_s >= moment_s
