@@ -11,6 +11,9 @@ from typing import Annotated
 
 import typer
 
+from samite.cli.place import ContextOption, KubeconfigOption, NamespaceOption, add_flags, fresh_flags, take_flag
+from samite.cli.submit import with_dry_run_value
+
 COMMAND_MODULES = (
     "submit",
     "runs",
@@ -24,6 +27,7 @@ COMMAND_MODULES = (
     "validate",
     "explain",
     "schema",
+    "crds",
     "report",
     "doctor",
     "version",
@@ -50,8 +54,13 @@ app = typer.Typer(
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of unexpected errors (never local variables).")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No hints on stderr; data and errors only.")] = False,
+    context: ContextOption = "",
+    namespace: NamespaceOption = "",
+    kubeconfig: KubeconfigOption = "",
 ) -> None:
     """Options that stand before the command."""
+    for name, value in (("context", context), ("namespace", namespace), ("kubeconfig", kubeconfig)):
+        take_flag(name, value)
     if debug:
         os.environ["SAMITE_DEBUG"] = "1"
     if quiet:
@@ -68,7 +77,11 @@ def run(arguments: list[str] | None = None) -> int:
     from samite.errors import SamiteError, SpecError
 
     try:
-        result = app(args=arguments, standalone_mode=False, prog_name="samite")
+        with fresh_flags():
+            command = typer.main.get_command(app)
+            add_flags(command)
+            words = list(sys.argv[1:] if arguments is None else arguments)
+            result = command(args=with_dry_run_value(words) if "submit" in words else words, standalone_mode=False, prog_name="samite")
         return int(result) if isinstance(result, int) else 0
     except SpecError as failure:
         from samite.cli.validate import format_problems

@@ -181,14 +181,10 @@ def _catalog(source: str, endpoint: str, region: str, *, insecure: bool) -> "Cat
 
     if "://" in source or source.startswith("/"):
         return Catalog(open_store(source, StoreOptions(endpoint=endpoint, region=region, insecure=insecure)))
-    from samite.engines.local.client import LocalEngine
-    from samite.engines.local.supervisor import open_checkpoints
-    from samite.settings import Settings
-    from samite.spec import TrainingRun
+    from samite.cli.place import find
 
-    engine = LocalEngine(Settings.from_environment())
-    folder = engine.find(source)
-    return Catalog(open_checkpoints(TrainingRun.model_validate(engine.record(folder)["run"]), folder))
+    client, run = find(source)
+    return Catalog(client.store(run))
 
 
 def _item(entry: "Entry") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`samite events`: what happened to a run, one line each, kept in the run folder."""
+"""`samite events`: what happened to a run, one line each; kept in the run folder or in object storage, not only in etcd."""
 
 import time
 from typing import Annotated, Any
@@ -27,29 +27,25 @@ def events(
     output: OutputOption = OutputFormat.table,
 ) -> None:
     """Show the events of a run: phases, failures with their evidence, restarts, checkpoints, numeric alarms."""
-    from samite.engines.local.client import LocalEngine
-    from samite.settings import Settings
-    from samite.telemetry.events import EventRecord, read_events
-    from samite.telemetry.jsonlines import Follower
+    from samite.cli.place import command, find
+    from samite.telemetry.events import EventRecord
 
-    folder = LocalEngine(Settings.from_environment()).find(run)
+    client, found = find(run)
+    feed = client.events(found)
 
     def wanted(record: EventRecord) -> bool:
         return name in record.name and (not severity or str(record.severity).upper() == severity.upper())
 
     if follow:
-        follower = Follower(folder.events_file)
         try:
             while True:
-                for document in follower.poll():
-                    record = EventRecord.from_document(document)
-                    if record is not None and wanted(record):
-                        print_text(event_line(record))
-                time.sleep(0.3)
+                for record in filter(wanted, feed.poll()):
+                    print_text(event_line(record))
+                time.sleep(max(0.3, client.refresh_s / 2))
         except KeyboardInterrupt:
-            hint(f"to come back: samite events {folder.name} -f")
+            hint(f"to come back: {command(client, 'events', found.name, '-f')}")
             raise typer.Exit(130) from None
-    records = [record for record in read_events(folder.events_file)[0] if wanted(record)]
+    records = [record for record in feed.poll() if wanted(record)]
     records = records[-limit:] if limit else records
     if output in {OutputFormat.json, OutputFormat.yaml}:
         print_items([record.to_document() for record in records], output, kind="Event", columns=())

@@ -1,6 +1,5 @@
-"""`samite cancel | suspend | resume | restart`: what a person asks of a run. Asking is a file; the supervisor answers within a second."""
+"""`samite cancel | suspend | resume | restart`: what a person asks of a run. Asking is a file or a patch; supervisor or operator answer it."""
 
-import getpass
 from typing import Annotated, Any
 
 import typer
@@ -22,45 +21,45 @@ def cancel(
     run: RunArgument, wait: WaitOption = False, timeout: TimeoutOption = 120.0, yes: YesOption = False, dry_run: DryRunOption = False
 ) -> None:
     """End a run for good. Its committed checkpoints, logs and report stay."""
-    engine, folder = _find(run)
-    _refuse_if_over(engine, folder, "cancel")
-    status = engine.status(folder)
+    client, found = _find(run)
+    _refuse_if_over(client, found, "cancel")
+    status = client.status(found)
     loss = _what_is_lost(status)
     if dry_run:
-        note(f"would cancel {folder.name} ({status['phase']}); {loss}")
+        note(f"would cancel {found.name} ({status['phase']}); {loss}")
         return
-    if not confirm(f"Cancel {folder.name} ({status['phase']})? {loss}.", yes=yes):
+    if not confirm(f"Cancel {found.name} ({status['phase']})? {loss}.", yes=yes):
         return
-    _wish(folder, cancel=True)
-    _then(engine, folder, "Cancelled", wait=wait, timeout_s=timeout)
+    client.wish(found, cancel=True)
+    _then(client, found, "Cancelled", wait=wait, timeout_s=timeout)
 
 
 def suspend(run: RunArgument, wait: WaitOption = False, timeout: TimeoutOption = 300.0, dry_run: DryRunOption = False) -> None:
     """Pause a run: checkpoint, then give the nodes back. `samite resume` goes on from there."""
-    engine, folder = _find(run)
-    _refuse_if_over(engine, folder, "suspend")
+    client, found = _find(run)
+    _refuse_if_over(client, found, "suspend")
     if dry_run:
-        note(f"would suspend {folder.name} ({engine.status(folder)['phase']}) after a checkpoint")
+        note(f"would suspend {found.name} ({client.status(found)['phase']}) after a checkpoint")
         return
-    _wish(folder, suspend=True)
-    _then(engine, folder, "Suspended", wait=wait, timeout_s=timeout)
+    client.wish(found, suspend=True)
+    _then(client, found, "Suspended", wait=wait, timeout_s=timeout)
 
 
 def resume(run: RunArgument, wait: WaitOption = False, timeout: TimeoutOption = 300.0, dry_run: DryRunOption = False) -> None:
     """Let a suspended or held run go on, with a fresh budget for what it held on; or bring back the supervisor of one that lost its own."""
-    from samite.engines.local.requests import ask
+    from samite.engines.base import who
     from samite.lifecycle import RequestKind
 
-    engine, folder = _find(run)
-    _refuse_if_over(engine, folder, "resume")
-    phase = engine.status(folder)["phase"]
+    client, found = _find(run)
+    _refuse_if_over(client, found, "resume")
+    phase = client.status(found)["phase"]
     if dry_run:
-        note(f"would resume {folder.name} ({phase})")
+        note(f"would resume {found.name} ({phase})")
         return
-    _wish(folder, suspend=False)
+    client.wish(found, suspend=False)
     if phase == "Held":
-        ask(folder, RequestKind.RESUME, by=_who())
-    _then(engine, folder, "Running", wait=wait, timeout_s=timeout)
+        client.ask(found, RequestKind.RESUME, by=who())
+    _then(client, found, "Running", wait=wait, timeout_s=timeout, leaving=phase)
 
 
 def restart(
@@ -70,55 +69,49 @@ def restart(
     dry_run: DryRunOption = False,
 ) -> None:
     """Start the next attempt now, from the newest checkpoint."""
-    from samite.engines.local.requests import ask
+    from samite.engines.base import who
     from samite.errors import UsageError
     from samite.lifecycle import RequestKind
 
     if level not in {"L2", "L3"}:
         raise UsageError(f"--level {level!r}: wanted L2 or L3")
-    engine, folder = _find(run)
-    _refuse_if_over(engine, folder, "restart")
-    loss = _what_is_lost(engine.status(folder))
+    client, found = _find(run)
+    _refuse_if_over(client, found, "restart")
+    loss = _what_is_lost(client.status(found))
     if dry_run:
-        note(f"would restart {folder.name} at {level}; {loss}")
+        note(f"would restart {found.name} at {level}; {loss}")
         return
-    if confirm(f"Restart {folder.name} at {level}? {loss}.", yes=yes):
-        ask(folder, RequestKind.RESTART, argument=level, by=_who())
-        engine.ensure_supervisor(folder)
-        note(f"asked {folder.name} to restart at {level}")
+    if confirm(f"Restart {found.name} at {level}? {loss}.", yes=yes):
+        client.ask(found, RequestKind.RESTART, argument=level, by=who())
+        client.attend(found)
+        note(f"asked {found.name} to restart at {level}")
 
 
 def _find(run: str) -> tuple[Any, Any]:
-    from samite.engines.local.client import LocalEngine
-    from samite.settings import Settings
+    from samite.cli.place import find
 
-    engine = LocalEngine(Settings.from_environment())
-    return engine, engine.find(run)
+    return find(run)
 
 
-def _wish(folder: Any, **wishes: bool) -> None:
-    from samite.engines.local.requests import wish
+def _then(client: Any, found: Any, phase: str, *, wait: bool, timeout_s: float, leaving: str = "") -> None:
+    from samite.cli.place import command
 
-    wish(folder, **wishes)
-
-
-def _then(engine: Any, folder: Any, phase: str, *, wait: bool, timeout_s: float) -> None:
-    engine.ensure_supervisor(folder)
+    client.attend(found)
     if wait:
         from samite.cli.watch import wait_for
 
-        wait_for(engine, folder, phase=phase, timeout_s=timeout_s)
+        wait_for(client, found, phase=phase, timeout_s=timeout_s, leaving=leaving)
     else:
-        note(f"asked; to watch: samite status {folder.name} -w")
+        note(f"asked; to watch: {command(client, 'status', found.name, '-w')}")
 
 
-def _refuse_if_over(engine: Any, folder: Any, verb: str) -> None:
-    from samite.engines.local.client import TERMINAL_PHASES
+def _refuse_if_over(client: Any, found: Any, verb: str) -> None:
+    from samite.engines.base import TERMINAL_PHASES
     from samite.errors import ConflictError
 
-    phase = engine.status(folder)["phase"]
+    phase = client.status(found)["phase"]
     if phase in TERMINAL_PHASES:
-        raise ConflictError(f"cannot {verb} {folder.name!r}: it is {phase} already")
+        raise ConflictError(f"cannot {verb} {found.name!r}: it is {phase} already")
 
 
 def _what_is_lost(status: dict[str, Any]) -> str:
@@ -127,10 +120,3 @@ def _what_is_lost(status: dict[str, Any]) -> str:
     if steps <= 0:
         return "nothing is lost: the newest checkpoint is as new as the run"
     return f"{steps} steps since the newest checkpoint are lost (about {duration(steps * float(progress.get('stepS') or 0.0))})"
-
-
-def _who() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"

@@ -1,13 +1,16 @@
 """`samite report`: one HTML file that tells what a run did, for a browser without network and for people without Samite."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from samite.cli.output import hint, note, print_text
 
 if TYPE_CHECKING:
+    from samite.checkpoint import Store
     from samite.report.run_data import CheckpointRow
 
 OptionalRun = Annotated[
@@ -25,57 +28,64 @@ def report(
     run: OptionalRun = "",
     output: Annotated[
         str,
-        typer.Option("--output", "-o", help="Where to write it; - for stdout. Default: report.html in the run folder.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write it; - for stdout. Default: report.html in the run folder; for a run on Kubernetes RUN-report.html here.",
+            show_default=False,
+        ),
     ] = "",
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write RUN's report: curves with restarts marked, recoveries, experts, decay, memory, checkpoints, events. One file, works offline."""
     from samite.report import build_report
 
-    folder = _run_folder(run)
-    text = build_report(folder, checkpoints=_checkpoints(folder))
+    with _records(run) as (folder, store, target):
+        text = build_report(folder, checkpoints=_checkpoints(store))
     if output == "-":
         print_text(text)
         return
-    target = _written(Path(output) if output else folder / "report.html", text)
-    print_text(str(target))
+    written = _written(Path(output) if output else target, text)
+    print_text(str(written))
     if open_:
         import webbrowser
 
-        if not webbrowser.open(target.as_uri()):
+        if not webbrowser.open(written.as_uri()):
             note("No browser was found here; open the file yourself.")
     else:
         hint(f"Open it in a browser, or copy it anywhere: it is complete ({len(text.encode()) / 1024:.0f} KiB).")
 
 
-def _run_folder(run: str) -> Path:
-    """A path with a separator is a folder; anything else is the name of a run of this machine."""
+@contextmanager
+def _records(run: str) -> "Iterator[tuple[Path, Callable[[], Store], Path]]":
+    """The records of a run, how to open its checkpoints, and where its report goes. A path with a separator is a local run's folder."""
+    from samite.cli.place import find
+
     if "/" in run:
+        from samite.engines.local.client import LocalEngine
+        from samite.engines.local.folder import RunFolder
         from samite.errors import NotFoundError
+        from samite.settings import Settings
 
         folder = Path(run)
         if not folder.is_dir():
             raise NotFoundError(f"no run folder at {run}; give the name of a run or the path of its folder")
-        return folder.resolve()
-    from samite.engines.local.client import LocalEngine
-    from samite.settings import Settings
+        client: Any = LocalEngine(Settings.from_environment())
+        found: Any = RunFolder(folder.resolve())
+    else:
+        client, found = find(run)
+    kept = client.details(found).get("folder")
+    with client.records(found) as records:
+        yield records, lambda: client.store(found), Path(kept) / "report.html" if kept else Path(f"{found.name}-report.html")
 
-    return LocalEngine(Settings.from_environment()).find(run).path
 
-
-def _checkpoints(folder: Path) -> "list[CheckpointRow] | None":
+def _checkpoints(open_checkpoints: "Callable[[], Store]") -> "list[CheckpointRow] | None":
     """What the catalogue says. None, with a word about it, if storage cannot be asked: the events then have to do."""
-    import json
-
     from samite.checkpoint import Catalog
-    from samite.engines.local.folder import RunFolder
-    from samite.engines.local.supervisor import open_checkpoints
     from samite.errors import SamiteError
-    from samite.spec import TrainingRun
 
     try:
-        document = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
-        entries = Catalog(open_checkpoints(TrainingRun.model_validate(document["run"]), RunFolder(folder))).list()
+        entries = Catalog(open_checkpoints()).list()
     except (SamiteError, OSError, ValueError, KeyError, TypeError) as error:
         note(f"The checkpoint store was not read ({type(error).__name__}: {_first_line(error)}); the report lists what the events know.")
         return None

@@ -34,11 +34,17 @@ def register(app: typer.Typer) -> None:
 
 def list_(
     phase: Annotated[str, typer.Option("--phase", help="Only runs in this phase, such as Running.", show_default=False)] = "",
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="On Kubernetes: of every namespace.")] = False,
     output: OutputOption = OutputFormat.table,
 ) -> None:
-    """List the runs of this machine."""
-    items = [item for item in map(_listed, _engine().runs()) if not phase or item["phase"].lower() == phase.lower()]
-    print_items(items, output, kind="TrainingRunStatus", columns=_COLUMNS, empty="No runs yet. Start one: samite submit -f run.yaml")
+    """List the runs of this machine, or of a Kubernetes namespace."""
+    from samite.cli.place import chosen, engine
+
+    client = engine(revive=True, all_namespaces=all_namespaces)
+    items = [item for item in (_listed(client, run) for run in client.runs()) if not phase or item["phase"].lower() == phase.lower()]
+    columns = (_NAMESPACE, *_COLUMNS) if all_namespaces and chosen().is_cluster else _COLUMNS
+    empty = f"No runs in {client.place} yet. Start one: samite submit -f run.yaml"
+    print_items(items, output, kind="TrainingRunStatus", columns=columns, empty=empty)
 
 
 def status(
@@ -51,75 +57,61 @@ def status(
 ) -> None:
     """Show one run on one screen: progress, stages, nodes, checkpoints, the last failure and what was done about it."""
     from samite.cli import screen
+    from samite.cli.place import command, find
 
-    engine = _engine()
-    folder = engine.find(run)
+    client, found = find(run, revive=True)
     if watch:
         from samite.cli.watch import watch_run
 
         try:
-            watch_run(engine, folder)
+            watch_run(client, found)
         except KeyboardInterrupt:
-            hint(f"the run goes on; to come back: samite status {folder.name} -w")
+            hint(f"the run goes on; to come back: {command(client, 'status', found.name, '-w')}")
             raise typer.Exit(130) from None
     elif output in {OutputFormat.json, OutputFormat.yaml}:
-        print_document(engine.status(folder), output)
+        print_document(client.status(found), output)
     elif output is OutputFormat.name:
-        print_lines([folder.name])
+        print_lines([found.name])
     else:
-        print_lines(screen.lines(screen.facts(engine, folder), wide=output is OutputFormat.wide))
+        print_lines(screen.lines(screen.facts(client, found), wide=output is OutputFormat.wide))
     if exit_code:
-        raise typer.Exit(screen.exit_code(str(engine.status(folder)["phase"])))
+        raise typer.Exit(screen.exit_code(str(client.status(found)["phase"])))
 
 
 def describe(run: OptionalRun = "", output: OutputOption = OutputFormat.table) -> None:
     """Show everything about a run: conditions, attempts, events, where its files are, and useful next commands."""
     from samite.cli.description import description_document, description_lines
+    from samite.cli.place import find
 
-    engine = _engine()
-    document = description_document(engine, engine.find(run))
+    client, found = find(run, revive=True)
+    document = description_document(client, found)
     if output in {OutputFormat.json, OutputFormat.yaml}:
         print_document(document, output)
     else:
-        print_lines(description_lines(document))
+        print_lines(description_lines(client, document))
 
 
 def delete(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run that is over.", show_default=False)],
     yes: YesOption = False,
 ) -> None:
-    """Remove a run that is over from this machine: its record, logs, report, and the checkpoints in its own folder."""
-    engine = _engine()
-    folder = engine.find(run)
-    if confirm(f"Delete run {folder.name!r} and everything in {folder.path}?", yes=yes):
-        engine.delete(folder)
-        note(f"deleted {folder.name}")
+    """Remove a run that is over: its record, logs, report, and the checkpoints in its own folder. What lies in object storage stays."""
+    from samite.cli.place import find
+
+    client, found = find(run, revive=True)
+    place = client.details(found).get("folder")
+    what = f"everything in {place}" if place else f"its record in {client.place}; its storage stays as it is"
+    if confirm(f"Delete run {found.name!r} and {what}?", yes=yes):
+        client.delete(found)
+        note(f"deleted {found.name}")
 
 
-def _engine() -> Any:
-    from samite.engines.local.client import LocalEngine
-    from samite.settings import Settings
-
-    engine = LocalEngine(Settings.from_environment())
-    for name in engine.revive():
-        note(f"run {name}: its supervisor was gone; a new one goes on")
-    return engine
-
-
-def _listed(folder: Any) -> dict[str, Any]:
+def _listed(client: Any, run: Any) -> dict[str, Any]:
     import time
 
-    engine = _plain_engine()
-    found = dict(engine.status(folder))
-    found["ageSeconds"] = time.time() - float(engine.record(folder).get("submittedAt", time.time()))
+    found = dict(client.status(run))
+    found["ageSeconds"] = time.time() - float(client.record(run).get("submittedAt", time.time()))
     return found
-
-
-def _plain_engine() -> Any:
-    from samite.engines.local.client import LocalEngine
-    from samite.settings import Settings
-
-    return LocalEngine(Settings.from_environment())
 
 
 def _percent(value: float | None) -> str:
@@ -132,6 +124,7 @@ def _restarts(item: Mapping[str, Any]) -> str:
     return f"{total} ({last})" if total and last else str(total)
 
 
+_NAMESPACE = Column(title="NAMESPACE", value=lambda item: str(item.get("namespace", "")))
 _COLUMNS = (
     Column(title="NAME", value=lambda item: str(item["name"])),
     Column(title="PHASE", value=lambda item: str(item["phase"])),

@@ -10,9 +10,12 @@ failure  40s ago infra: node-2: its process group has ended; L2; recovered in 21
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samite.cli.output import ago, duration, one_line
+
+if TYPE_CHECKING:
+    from samite.engines.base import RunClient
 
 EXIT_CODES = {"Failed": 8, "Cancelled": 9, "Cancelling": 9, "Suspended": 10, "Suspending": 10, "Held": 10}
 
@@ -24,17 +27,15 @@ class Facts:
     status: dict[str, Any]
     stages: list[dict[str, Any]]
     now_unix_s: float
-    supervised: bool
 
 
-def facts(engine: Any, folder: Any) -> Facts:
+def facts(client: "RunClient[Any]", run: Any) -> Facts:
     """Read what there is to show of a run."""
-    record = engine.record(folder)
+    record = client.record(run)
     return Facts(
-        status=engine.status(folder),
+        status=client.status(run),
         stages=list(record.get("run", {}).get("spec", {}).get("stages", [])),
         now_unix_s=time.time(),
-        supervised=folder.is_supervised(),
     )
 
 
@@ -86,8 +87,9 @@ def _stages(shown: Facts) -> str:
 def _nodes(shown: Facts) -> list[str]:
     nodes = shown.status.get("nodes") or []
     excluded = shown.status.get("excludedNodes") or []
-    text = f"{len(nodes)} up" + (f": {', '.join(nodes)}" if 0 < len(nodes) <= 8 else "")
-    return [f"nodes    {text}" + (f"   excluded: {', '.join(excluded)}" if excluded else "")] if nodes or excluded else []
+    count = len(nodes) or int(shown.status.get("nodesReady") or 0)
+    text = f"{count} up" + (f": {', '.join(nodes)}" if 0 < len(nodes) <= 8 else "")
+    return [f"nodes    {text}" + (f"   excluded: {', '.join(excluded)}" if excluded else "")] if count or excluded else []
 
 
 def _lost(shown: Facts) -> list[str]:

@@ -1,23 +1,30 @@
 """`samite status -w` and `--wait`: stay with a run. Leaving never touches it."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samite.cli import screen
 from samite.cli.output import is_terminal, note, print_text, use_color
 
-REDRAW_S = 0.5
+if TYPE_CHECKING:
+    from samite.engines.base import RunClient
+    from samite.telemetry.events import EventRecord
+
+LEAVING_S = 60.0
+"""How long a phase that was just asked to end may still be shown before it counts as an answer."""
 PLAIN_PERIOD_S = 10.0
+EVENTS_SHOWN = 6
 END_PHASES = frozenset({"Succeeded", "Failed", "Cancelled"})
 RESTING_PHASES = END_PHASES | {"Held", "Suspended"}
 
 
 def watch_run(
-    engine: Any, folder: Any, *, each_turn: Callable[[dict[str, Any]], None] | None = None, limit_s: float = float("inf")
+    client: "RunClient[Any]", run: Any, *, each_turn: Callable[[dict[str, Any]], None] | None = None, limit_s: float = float("inf")
 ) -> None:
     """Show the run until it ends or rests. `each_turn` is called with every status; WaitTimeoutError after `limit_s`."""
-    turns = Turns(engine, folder, each_turn, time.monotonic() + limit_s)
+    turns = Turns(client, run, each_turn, time.monotonic() + limit_s)
     if is_terminal():
         _watch_live(turns)
     else:
@@ -25,39 +32,49 @@ def watch_run(
 
 
 class Turns:
-    """The statuses of a run, one each half second, until it rests."""
+    """The statuses of a run, one each `client.refresh_s`, until it rests."""
 
-    def __init__(self, engine: Any, folder: Any, each_turn: Callable[[dict[str, Any]], None] | None, deadline_s: float) -> None:
-        self.folder = folder
-        self._engine = engine
+    def __init__(self, client: "RunClient[Any]", run: Any, each_turn: Callable[[dict[str, Any]], None] | None, deadline_s: float) -> None:
+        self.run = run
+        self._client = client
         self._each_turn = each_turn
         self._deadline_s = deadline_s
+        self._events = client.events(run)
 
     def __iter__(self) -> Iterator[screen.Facts]:
         while True:
-            shown = screen.facts(self._engine, self.folder)
+            shown = screen.facts(self._client, self.run)
             yield shown
             if shown.status["phase"] in RESTING_PHASES and shown.status.get("settled", True):
                 return
             if self._each_turn is not None:
                 self._each_turn(shown.status)
             if time.monotonic() > self._deadline_s:
+                from samite.cli.place import command
                 from samite.errors import WaitTimeoutError
 
                 raise WaitTimeoutError(
-                    f"run {self.folder.name!r} is still {shown.status['phase']}; it goes on: samite status {self.folder.name} -w"
+                    f"run {self.run.name!r} is still {shown.status['phase']}; it goes on: {command(self._client, 'status', self.run.name, '-w')}"
                 )
-            time.sleep(REDRAW_S)
+            time.sleep(self._client.refresh_s)
+
+    def new_events(self) -> "list[EventRecord]":
+        """Events that came since the last call."""
+        return self._events.poll()
 
 
 def _watch_live(turns: Turns) -> None:
     from rich.console import Console
     from rich.live import Live
 
+    from samite.cli.event_lines import event_line
+
     console = Console(no_color=not use_color(), highlight=False, markup=False, emoji=False)
+    last: deque[str] = deque(maxlen=EVENTS_SHOWN)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         for shown in turns:
-            live.update(drawing(shown, recent_events(turns.folder)), refresh=True)
+            last.extend(map(event_line, turns.new_events()))
+            live.update(drawing(shown, list(last)), refresh=True)
 
 
 def drawing(shown: screen.Facts, events: list[str]) -> Any:
@@ -76,26 +93,14 @@ def drawing(shown: screen.Facts, events: list[str]) -> Any:
     )
 
 
-def recent_events(folder: Any, count: int = 6) -> list[str]:
-    """The last events as lines."""
-    from samite.cli.event_lines import event_line
-    from samite.telemetry.events import read_events
-
-    return [event_line(record) for record in read_events(folder.events_file)[0][-count:]]
-
-
 def _watch_plain(turns: Turns) -> None:
     """Off a terminal: events as they come, one line at each change of phase or stage, and one each ten seconds."""
     from samite.cli.event_lines import event_line
-    from samite.telemetry.events import EventRecord
-    from samite.telemetry.jsonlines import Follower
 
     last, said_at_s, shown = "", -PLAIN_PERIOD_S, None
-    follower = Follower(turns.folder.events_file)
     for shown in turns:
-        for record in map(EventRecord.from_document, follower.poll()):
-            if record is not None:
-                print_text(f"  {event_line(record)}")
+        for record in turns.new_events():
+            print_text(f"  {event_line(record)}")
         state = f"{shown.status['phase']} {shown.status.get('currentStage', '')} {shown.status.get('attempt', '')}"
         if state != last or time.monotonic() - said_at_s >= PLAIN_PERIOD_S:
             print_text(screen.headline(shown))
@@ -104,22 +109,26 @@ def _watch_plain(turns: Turns) -> None:
         print_text(line)
 
 
-def wait_for(engine: Any, folder: Any, *, phase: str, timeout_s: float = 0.0) -> None:
-    """Wait until the run is in `phase`; prints changes on stderr. WaitTimeoutError after `timeout_s`; RunFailedError if it ends another way."""
+def wait_for(client: "RunClient[Any]", run: Any, *, phase: str, timeout_s: float = 0.0, leaving: str = "") -> None:
+    """Wait until the run is in `phase`; prints changes on stderr. WaitTimeoutError after `timeout_s`; RunFailedError if it ends another way.
+
+    `leaving` is the phase that the run was just asked to leave: for a minute it is no answer yet.
+    """
     from samite.errors import RunFailedError, WaitTimeoutError
 
-    deadline = time.monotonic() + timeout_s if timeout_s else float("inf")
+    began_s = time.monotonic()
     last = ""
     while True:
-        status = engine.status(folder)
-        now = str(status["phase"])
+        status = client.status(run)
+        now, waited_s = str(status["phase"]), time.monotonic() - began_s
         if now != last:
-            note(f"{folder.name}: {now}" + (f" ({status['message']})" if status.get("message") else ""))
+            note(f"{run.name}: {now}" + (f" ({status['message']})" if status.get("message") else ""))
             last = now
         if now.lower() == phase.lower():
             return
-        if now in END_PHASES or (now == "Held" and status.get("settled", False)):
-            raise RunFailedError(f"run {folder.name!r} is {now}, not {phase}: {status.get('message', '')}")
-        if time.monotonic() > deadline:
-            raise WaitTimeoutError(f"run {folder.name!r} is {now} after {timeout_s:.0f} s, wanted {phase}; the run goes on")
-        time.sleep(0.2)
+        answered = now != leaving or waited_s > LEAVING_S
+        if now in END_PHASES or (now == "Held" and status.get("settled", False) and answered):
+            raise RunFailedError(f"run {run.name!r} is {now}, not {phase}: {status.get('message', '')}")
+        if timeout_s and waited_s > timeout_s:
+            raise WaitTimeoutError(f"run {run.name!r} is {now} after {timeout_s:.0f} s, wanted {phase}; the run goes on")
+        time.sleep(min(client.refresh_s, 0.2 + waited_s / 20))

@@ -110,6 +110,11 @@ class RunClient(Protocol[Handle]):
         ...
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """What a samite command needs to look in the same place, such as `--context prod`; for suggestions."""
+        ...
+
+    @property
     def refresh_s(self) -> float:
         """Pause between two looks of a live screen, in seconds."""
         ...

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from samite.cli.logs import MAX_LINE_CHARACTERS, LogFile, Selection, visible
+from samite.cli.logs import visible
+from samite.engines.base import LogChoice
+from samite.engines.local.log_files import LogFile, LogFiles
+from samite.engines.log_lines import MAX_LINE_CHARACTERS
 
 
 def lines_of(data: bytes, tmp_path: Path) -> list[str]:
@@ -69,10 +72,10 @@ def test_the_newest_attempt_is_shown_unless_another_is_asked_for(tmp_path: Path)
         logs.mkdir(parents=True)
         (logs / "rank-0.log").write_text("x\n")
         (logs / "rank-1.log").write_text("x\n")
-    newest = Selection(tmp_path, source="rank", ranks=frozenset({1}), attempt=None)
-    assert [newest.label(file) for file in newest.files()] == ["a10 rank-1"]
-    every = Selection(tmp_path, source="rank", ranks=frozenset({0}), attempt=0)
-    assert [every.label(file) for file in every.files()] == ["a1 rank-0", "a2 rank-0", "a10 rank-0"]
+    newest = LogFiles(tmp_path, LogChoice(source="rank", ranks=frozenset({1})))
+    assert [stream.label for stream in newest.streams()] == ["a10 rank-1"]
+    every = LogFiles(tmp_path, LogChoice(source="rank", ranks=frozenset({0}), attempt=0))
+    assert [stream.label for stream in every.streams()] == ["a1 rank-0", "a2 rank-0", "a10 rank-0"]
 
 
 def test_a_closed_pipe_ends_the_command_quietly(tmp_path: Path):

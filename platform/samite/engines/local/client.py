@@ -44,6 +44,11 @@ class LocalEngine:
         return "this machine"
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """None: this machine is where commands look first."""
+        return ()
+
+    @property
     def refresh_s(self) -> float:
         """The supervisor's own period."""
         return 0.5

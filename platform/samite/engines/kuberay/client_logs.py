@@ -1,0 +1,137 @@
+"""Logs of a run on Kubernetes: of ranks and driver from the records in storage, of nodes and operator from their pods.
+
+Ranks and drivers print inside Ray, not to their pod; the driver uploads what they print each 10 s, and it stays. A pod's own log is what Ray's
+node says, and is there as long as the pod is.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from samite.engines.base import LogChoice, LogStream
+from samite.engines.kuberay import names
+from samite.engines.kuberay.api import POD, Document
+from samite.engines.kuberay.client_records import RecordLog, keys, submissions
+from samite.engines.kuberay.client_run import ClusterRun
+from samite.engines.log_lines import LineDecoder
+from samite.errors import NotFoundError, SamiteError, TemporaryError
+from samite.spec.lease import attempt_number
+
+if TYPE_CHECKING:
+    from samite.checkpoint import Store
+    from samite.engines.kuberay.client_connection import CommandApi
+
+OPERATOR_LABELS = {"app.kubernetes.io/name": "samite", "app.kubernetes.io/component": "operator"}
+
+
+class ClusterLogs:
+    """`Logs` of one choice."""
+
+    def __init__(
+        self,
+        api: "CommandApi",
+        run: ClusterRun,
+        choice: LogChoice,
+        *,
+        store: "Callable[[], Store]",
+        operator_namespace: str,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._api = api
+        self._run = run
+        self._choice = choice
+        self._open_store = store
+        self._store: Store | None = None
+        self._operator_namespace = operator_namespace
+        self._tell = tell
+        self._told = False
+        self._streams: dict[Any, LogStream] = {}
+
+    def streams(self) -> list[LogStream]:
+        """What there is now. Without storage, pods alone are shown, with a remark, unless only storage was asked for."""
+        source = self._choice.source
+        found: list[LogStream] = []
+        if source in {"rank", "driver", "all"}:
+            found += self._of_records(required=source != "all" and not self._streams)
+        if source in {"node", "all"} and not self._choice.ranks:
+            found += self._of_pods(self._run.namespace, {names.RUN: self._run.name}, only="")
+        if source in {"operator", "supervisor"}:
+            found += self._of_pods(self._operator_namespace, OPERATOR_LABELS, only=self._run.name)
+        return found
+
+    def _of_records(self, *, required: bool) -> list[LogStream]:
+        try:
+            self._store = self._store or self._open_store()
+            chosen = [key for submission in self._submissions() for key in keys(self._store, f"{submission}/logs") if self._wants(key)]
+        except (SamiteError, OSError) as error:
+            if required:
+                raise
+            if not self._told:
+                self._told = True
+                self._tell(f"logs of ranks and drivers lie in storage, which was not read: {error}")
+            return [stream for stream in self._streams.values() if isinstance(stream, RecordLog)]
+        store = self._store
+        return [self._streams.setdefault(key, RecordLog(store, key)) for key in chosen]
+
+    def _submissions(self) -> list[str]:
+        found = submissions(self._store) if self._store is not None else []
+        if self._choice.attempt is None:
+            return found[-1:]
+        return [name for name in found if self._choice.attempt in {0, attempt_number(name)}]
+
+    def _wants(self, key: str) -> bool:
+        name = key.rpartition("/")[2].removesuffix(".log")
+        kind, _, number = name.rpartition("-")
+        if kind == "rank" and number.isdigit():
+            return self._choice.source in {"rank", "all"} and (not self._choice.ranks or int(number) in self._choice.ranks)
+        return self._choice.source in {"driver", "all"} and not self._choice.ranks
+
+    def _of_pods(self, namespace: str, labels: dict[str, str], *, only: str) -> list[LogStream]:
+        pods = self._api.list(POD, namespace, labels=labels).items
+        found: list[LogStream] = []
+        for pod in sorted(pods, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"])):
+            for container in started_containers(pod):
+                key = (pod["metadata"].get("uid", pod["metadata"]["name"]), container)
+                several = len(pod["spec"]["containers"]) > 1
+                label = f"{pod['metadata']['name']} {container}" if several else pod["metadata"]["name"]
+                stream = PodLog(self._api, namespace, pod["metadata"]["name"], container, label=label, only=only)
+                found.append(self._streams.setdefault(key, stream))
+        return found
+
+
+class PodLog:
+    """One container's log through the API server. `LogStream`."""
+
+    def __init__(self, api: "CommandApi", namespace: str, pod: str, container: str, *, label: str, only: str = "") -> None:
+        self.label = label
+        self._api = api
+        self._path = f"{POD.path(namespace, pod)}/log"
+        self._container = container
+        self._only = only
+        self._last = ""
+        self._same: set[str] = set()
+
+    def drain(self, *, last: bool = False) -> Iterator[str]:  # noqa: ARG002 - the server's answer ends with whole lines
+        """Lines since the last call. A pod that is gone, or a server that does not answer now, has nothing new to say."""
+        query = {"container": self._container, "timestamps": "true"} | ({"sinceTime": self._last} if self._last else {})
+        try:
+            data = self._api.text(self._path, query)
+        except (NotFoundError, TemporaryError):
+            return
+        decoder = LineDecoder()
+        for line in (*decoder.feed(data), *decoder.flush()):
+            moment, _, text = line.partition(" ")
+            # `sinceTime` counts whole seconds: what was shown of that second is left out by its full timestamp.
+            if moment < self._last or (moment == self._last and line in self._same):
+                continue
+            if moment != self._last:
+                self._last, self._same = moment, set()
+            self._same.add(line)
+            if self._only in text:
+                yield text
+
+
+def started_containers(pod: Document) -> list[str]:
+    """Containers of a pod that have a log."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    started = {item["name"] for item in statuses if "waiting" not in (item.get("state") or {}) or item.get("restartCount")}
+    return [container["name"] for container in pod["spec"]["containers"] if container["name"] in started]
