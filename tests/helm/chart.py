@@ -22,20 +22,23 @@ class Helm:
 
     def __init__(self, path: Path, *, limit_s: float = 60.0) -> None:
         self.path, self.limit_s = path, limit_s
+        self._rendered: dict[tuple[str, ...], subprocess.CompletedProcess[str]] = {}
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([str(self.path), *arguments], capture_output=True, text=True, timeout=self.limit_s, check=False)
 
     def template(
-        self, values: Path | None = None, *, sets: Sequence[str] = (), apis: Sequence[str] = (), kube_version: str = ""
+        self, values: Path | None = None, *, sets: Sequence[str] = (), apis: Sequence[str] = (), kube_version: str = "", again: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """`helm template` of the chart; the caller looks at the exit code."""
+        """`helm template` of the chart, once for the same arguments unless `again`; the caller looks at the exit code."""
         arguments = ["template", "samite", str(CHART), "--namespace", NAMESPACE]
         arguments += ["--values", str(values)] if values else []
         arguments += [part for item in sets for part in ("--set-json", item)]
         arguments += [part for item in apis for part in ("--api-versions", item)]
         arguments += ["--kube-version", kube_version] if kube_version else []
-        return self.run(*arguments)
+        if again or tuple(arguments) not in self._rendered:
+            self._rendered[tuple(arguments)] = self.run(*arguments)
+        return self._rendered[tuple(arguments)]
 
     def objects(self, values: Path | None = None, **options: Any) -> list[Document]:
         """The rendered objects."""

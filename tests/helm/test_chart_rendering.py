@@ -97,7 +97,7 @@ def test_a_digest_wins_over_the_tag_and_the_chart_version_stands_in_for_both(hel
 
 def test_a_changed_setting_starts_a_new_pod_and_an_unchanged_one_does_not(helm: Helm):
     def mark(*settings: str) -> str:
-        (deployment,) = of_kind(helm.objects(sets=settings), "Deployment")
+        (deployment,) = of_kind(helm.objects(sets=settings, again=True), "Deployment")
         return str(deployment["spec"]["template"]["metadata"]["annotations"]["samite.dev/settings"])
 
     assert mark() == mark()
