@@ -44,7 +44,7 @@ class Helm:
         """The rendered objects."""
         rendered = self.template(values, **options)
         assert rendered.returncode == 0, rendered.stderr
-        return [document for document in yaml.safe_load_all(rendered.stdout) if document is not None]
+        return [document for document in yaml.load_all(rendered.stdout, Loader=yaml.CSafeLoader) if document is not None]
 
 
 def ci_file(name: str) -> Path:
