@@ -7,7 +7,7 @@ the API server lets nobody grant what they lack.
 - {apiGroups: [samite.dev], resources: [trainingruns], verbs: [delete, get, list, patch, watch]}
 - {apiGroups: [samite.dev], resources: [trainingruns/status], verbs: [patch]}
 - {apiGroups: [samite.dev], resources: [trainingruns/finalizers], verbs: [update]}
-- {apiGroups: [samite.dev], resources: [trainingruntimes], verbs: [get, list, watch]}
+- {apiGroups: [samite.dev], resources: [trainingruntimes], verbs: [get, list]}
 - {apiGroups: [ray.io], resources: [rayclusters], verbs: [create, delete, get, list, patch, watch]}
 - {apiGroups: [""], resources: [pods], verbs: [delete, get, list, watch]}
 - {apiGroups: [""], resources: [events], verbs: [create, list]}
@@ -27,7 +27,7 @@ the API server lets nobody grant what they lack.
 {{- define "samite.clusterRules" -}}
 - {apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}
 - {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get], resourceNames: [clustertrainingruntimes.samite.dev, nodeblames.samite.dev, rayclusters.ray.io, trainingruns.samite.dev, trainingruntimes.samite.dev]}
-- {apiGroups: [samite.dev], resources: [clustertrainingruntimes], verbs: [get, list, watch]}
+- {apiGroups: [samite.dev], resources: [clustertrainingruntimes], verbs: [get, list]}
 - {apiGroups: [samite.dev], resources: [nodeblames], verbs: [create, delete, get, list]}
 - {apiGroups: [samite.dev], resources: [nodeblames/status], verbs: [patch]}
 {{- end -}}
