@@ -1,4 +1,7 @@
-"""`samite doctor`: is this machine fit to run, and if not, what to do. Every check says what it looked at; exit 13 if one fails."""
+"""`samite doctor`: is this machine, or the cluster that was named, fit to run, and if not, what to do.
+
+Every check says what it looked at; exit 13 if one fails. A warning is worth knowing and no obstacle.
+"""
 
 import os
 import shutil
@@ -9,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from samite.cli.output import Column, OutputFormat, OutputOption, print_items
+from samite.cli.output import Column, OutputFormat, OutputOption, YesOption, print_items
 
 EXIT_PROBLEMS = 13
 MIN_FREE_BYTES = 2 << 30
@@ -24,6 +27,13 @@ class Finding:
     ok: bool | None
     found: str
     remedy: str = ""
+    warn: bool = False
+    """With `ok` True: it works, and yet something ought to be done."""
+
+    @property
+    def level(self) -> str:
+        """ok, warn, FAIL, or unknown."""
+        return "unknown" if self.ok is None else "FAIL" if not self.ok else "warn" if self.warn else "ok"
 
 
 def register(app: typer.Typer) -> None:
@@ -33,20 +43,44 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     run: Annotated[str, typer.Argument(metavar="[RUN]", help="Also look at this run's storage and supervisor.", show_default=False)] = "",
+    fix_finalizers: Annotated[
+        bool,
+        typer.Option("--fix-finalizers", help="On Kubernetes: free runs whose deletion is stuck because no operator answers. Asks first."),
+    ] = False,
+    yes: YesOption = False,
     output: OutputOption = OutputFormat.table,
 ) -> None:
-    """Check Python, libraries, memory, disk, the folders Ray needs, stray processes; with RUN its storage and supervisor."""
-    findings = list(findings_of_machine())
-    if run:
-        findings += findings_of_run(run)
-    words = {True: "ok", False: "PROBLEM", None: "unknown"}
+    """Check this machine: Python, libraries, memory, disk, Ray's folders, stray processes; with RUN its storage and supervisor.
+
+    With --context check a cluster instead: CRDs, KubeRay, what you may do, the operator, stuck deletions; with RUN its storage.
+    """
+    from samite.cli.place import chosen, engine
+    from samite.errors import UsageError
+
+    place = chosen()
+    client: Any = engine(place=place)
+    if fix_finalizers:
+        if not place.is_cluster:
+            raise UsageError("--fix-finalizers is about runs on Kubernetes: name the cluster with --context")
+        from samite.cli.doctor_cluster import fix_finalizers as fix
+
+        fix(client, yes=yes)
+        return
+    if place.is_cluster:
+        from samite.cli.doctor_cluster import findings_of_cluster
+
+        findings = list(findings_of_cluster(client))
+        findings += [storage_finding(client, client.find(run))] if run else []
+    else:
+        findings = list(findings_of_machine())
+        findings += findings_of_run(client, run) if run else []
     columns = (
         Column(title="CHECK", value=lambda item: str(item["name"])),
-        Column(title="", value=lambda item: words[item["ok"]]),
+        Column(title="", value=lambda item: str(item["level"])),
         Column(title="FOUND", value=lambda item: str(item["found"])),
         Column(title="REMEDY", value=lambda item: str(item["remedy"])),
     )
-    items = [{"name": f.name, "ok": f.ok, "found": f.found, "remedy": f.remedy} for f in findings]
+    items = [{"name": f.name, "ok": f.ok, "level": f.level, "found": f.found, "remedy": f.remedy} for f in findings]
     print_items(items, output, kind="Finding", columns=columns)
     if any(finding.ok is False for finding in findings):
         raise typer.Exit(EXIT_PROBLEMS)
@@ -59,26 +93,14 @@ def findings_of_machine() -> Iterator[Finding]:
         yield check()
 
 
-def findings_of_run(name: str) -> list[Finding]:
-    """Storage and supervisor of a run."""
-    from samite.checkpoint.store.probe import probe
-    from samite.engines.local.client import LocalEngine, needs_supervisor
-    from samite.engines.local.supervisor import open_checkpoints
-    from samite.settings import Settings
-    from samite.spec import TrainingRun
+def findings_of_run(client: Any, name: str) -> list[Finding]:
+    """Storage and supervisor of a local run."""
+    from samite.engines.local.client import needs_supervisor
 
-    engine = LocalEngine(Settings.from_environment())
-    folder = engine.find(name)
-    report = probe(open_checkpoints(TrainingRun.model_validate(engine.record(folder)["run"]), folder))
-    problems = "; ".join(str(problem) for problem in report.problems)
+    folder = client.find(name)
     needs, has = needs_supervisor(folder), folder.is_supervised()
     return [
-        Finding(
-            name="storage",
-            ok=not problems,
-            found=problems or f"{report.uri}: put, get, conditional put, list, delete",
-            remedy="" if not problems else "see FOUND",
-        ),
+        storage_finding(client, folder),
         Finding(
             name="supervisor",
             ok=has or not needs,
@@ -86,6 +108,20 @@ def findings_of_run(name: str) -> list[Finding]:
             remedy="" if has or not needs else f"samite resume {name}",
         ),
     ]
+
+
+def storage_finding(client: Any, run: Any) -> Finding:
+    """Whether the run's storage can hold checkpoints, asked from this machine with this shell's credentials."""
+    from samite.checkpoint.store.probe import probe
+    from samite.errors import SamiteError
+
+    try:
+        report = probe(client.store(run))
+    except SamiteError as error:
+        return Finding(name="storage", ok=False, found=str(error), remedy="see FOUND")
+    problems = "; ".join(str(problem) for problem in report.problems)
+    found = problems or f"{report.uri}: put, get, conditional put, list, delete"
+    return Finding(name="storage", ok=not problems, found=found, remedy="see FOUND" if problems else "")
 
 
 def _python() -> Finding:

@@ -66,16 +66,26 @@ def follow_run(client: "RunClient[Any]", run: Any, choice: "LogChoice | None" = 
     """Print new log lines until the run is settled or Ctrl-C; the latter exits 130 and leaves the run alone."""
     from samite.cli.place import command
     from samite.engines.base import LogChoice
+    from samite.errors import TemporaryError
 
     logs = client.logs(run, choice or LogChoice(attempt=0))
+    silent = False
     try:
         while True:
-            settled = bool(client.status(run).get("settled", False))
-            for stream in logs.streams():
-                for line in stream.drain(last=settled):
-                    _print(stream.label, line, pattern)
+            try:
+                status = client.status(run)
+                settled = bool(status.get("settled", False))
+                for stream in logs.streams():
+                    for line in stream.drain(last=settled):
+                        _print(stream.label, line, pattern)
+                silent = False
+            except TemporaryError as error:
+                # What was printed meanwhile is not lost: streams go on where they were.
+                if not silent:
+                    note(f"waiting: {error}")
+                silent, settled, status = True, False, {}
             if settled:
-                note(f"run {run.name}: {client.status(run)['phase']}")
+                note(f"run {run.name}: {status['phase']}")
                 return
             time.sleep(max(_POLL_S, client.refresh_s / 2))
     except KeyboardInterrupt:

@@ -27,6 +27,8 @@ class Facts:
     status: dict[str, Any]
     stages: list[dict[str, Any]]
     now_unix_s: float
+    remark: str = ""
+    """Why this is not the newest there is."""
 
 
 def facts(client: "RunClient[Any]", run: Any) -> Facts:
@@ -49,6 +51,8 @@ def lines(shown: Facts, *, wide: bool = False) -> list[str]:
     found = [headline(shown), _stages(shown), *_nodes(shown), *_lost(shown), *_saved(shown), *_failure(shown)]
     if shown.status.get("message") and shown.status["phase"] != "Running":
         found.append(f"why      {shown.status.get('reason', '')}: {short(shown.status['message'])}")
+    if shown.remark:
+        found.append(f"seen     {short(shown.remark)}")
     if wide:
         found += [f"{c['type']:<17} {c['status']:<8} {c['reason']} {c['message']}".rstrip() for c in shown.status.get("conditions", [])]
     return found

@@ -3,10 +3,11 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from samite.cli import screen
-from samite.cli.output import is_terminal, note, print_text, use_color
+from samite.cli.output import ago, is_terminal, note, print_text, use_color
 
 if TYPE_CHECKING:
     from samite.engines.base import RunClient
@@ -40,10 +41,12 @@ class Turns:
         self._each_turn = each_turn
         self._deadline_s = deadline_s
         self._events = client.events(run)
+        self._last: screen.Facts | None = None
+        self._seen_at_s = 0.0
 
     def __iter__(self) -> Iterator[screen.Facts]:
         while True:
-            shown = screen.facts(self._client, self.run)
+            shown = self._look()
             yield shown
             if shown.status["phase"] in RESTING_PHASES and shown.status.get("settled", True):
                 return
@@ -57,6 +60,19 @@ class Turns:
                     f"run {self.run.name!r} is still {shown.status['phase']}; it goes on: {command(self._client, 'status', self.run.name, '-w')}"
                 )
             time.sleep(self._client.refresh_s)
+
+    def _look(self) -> screen.Facts:
+        """The newest facts. Losing sight of a run is not losing the run: after the first look the last facts stay on the screen, and say how old they are."""
+        from samite.errors import TemporaryError
+
+        try:
+            self._last, self._seen_at_s = screen.facts(self._client, self.run), time.monotonic()
+        except TemporaryError as error:
+            if self._last is None:
+                raise
+            age = ago(time.monotonic() - self._seen_at_s)
+            return replace(self._last, remark=f"{age} ago; the run goes on unseen: {error}")
+        return self._last
 
     def new_events(self) -> "list[EventRecord]":
         """Events that came since the last call."""
@@ -112,15 +128,22 @@ def _watch_plain(turns: Turns) -> None:
 def wait_for(client: "RunClient[Any]", run: Any, *, phase: str, timeout_s: float = 0.0, leaving: str = "") -> None:
     """Wait until the run is in `phase`; prints changes on stderr. WaitTimeoutError after `timeout_s`; RunFailedError if it ends another way.
 
-    `leaving` is the phase that the run was just asked to leave: for a minute it is no answer yet.
+    `leaving` is the phase that the run was just asked to leave: for a minute it is no answer yet. A server that falls silent is waited for.
     """
-    from samite.errors import RunFailedError, WaitTimeoutError
+    from samite.errors import RunFailedError, TemporaryError, WaitTimeoutError
 
     began_s = time.monotonic()
     last = ""
     while True:
-        status = client.status(run)
-        now, waited_s = str(status["phase"]), time.monotonic() - began_s
+        waited_s = time.monotonic() - began_s
+        try:
+            status = client.status(run)
+        except TemporaryError as error:
+            if not last or (timeout_s and waited_s > timeout_s):
+                raise
+            time.sleep(min(error.retry_after_s, client.refresh_s))
+            continue
+        now = str(status["phase"])
         if now != last:
             note(f"{run.name}: {now}" + (f" ({status['message']})" if status.get("message") else ""))
             last = now
