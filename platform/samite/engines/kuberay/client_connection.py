@@ -96,7 +96,7 @@ def connect(*, context: str = "", namespace: str = "", kubeconfig: str = "") -> 
             found: dict[str, Any] = {"name": IN_CLUSTER, "context": {"namespace": _pod_namespace(), "user": "the pod's service account"}}
         else:
             found = _context(context, kubeconfig)
-            config.load_kube_config(config_file=kubeconfig or None, context=found["name"], client_configuration=configuration)
+            config.load_kube_config(config_file=_files(kubeconfig), context=found["name"], client_configuration=configuration)
     except (NotFoundError, UsageError):
         raise
     except Exception as error:
@@ -123,7 +123,7 @@ def _context(wanted: str, kubeconfig: str) -> dict[str, Any]:
             f"no cluster is configured: wanted a kubeconfig, found none at {files}. Give one with --kubeconfig FILE or KUBECONFIG; "
             "without --context, --namespace and --kubeconfig samite works with the runs of this machine"
         )
-    contexts, current = _config().list_kube_config_contexts(config_file=kubeconfig or None)
+    contexts, current = _config().list_kube_config_contexts(config_file=files)
     named = {str(item["name"]): item for item in contexts}
     if not wanted:
         return dict(current)

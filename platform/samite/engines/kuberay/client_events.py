@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from samite.checkpoint import Store
 
 STORAGE_PERIOD_S = 5.0
-OPERATOR_COMPONENTS = ("samite", "samite-operator")
+OPERATOR_COMPONENT = "samite-operator"
 KUBERNETES = "kubernetes."
 """Begins the names of Kubernetes' events, so that they are never taken for ours."""
 
@@ -35,13 +35,22 @@ class ClusterEvents:
         self._seen: set[tuple[str, Any]] = set()
         self._told: set[str] = set()
         self._storage_at_s = float("-inf")
-        self._has_operator_records = False
+        self._given: set[tuple[str, int]] = set()
+        """Operator events that were given, by either way."""
 
     def poll(self) -> list[EventRecord]:
         """Events that were not given before, oldest first."""
-        found = self._of_storage()
-        self._has_operator_records |= any(not record.name.startswith("samite.checkpoint.") for record in found)
-        return sorted([*found, *self._of_cluster()], key=lambda record: record.time_unix_s)
+        found = [record for record in (*self._of_storage(), *self._of_cluster()) if self._is_new(record)]
+        return sorted(found, key=lambda record: record.time_unix_s)
+
+    def _is_new(self, record: EventRecord) -> bool:
+        """The operator writes each event to both places, with one time: the one that is seen first is given, and storage is looked at first."""
+        if record.resource.get("service.name") != OPERATOR_COMPONENT:
+            return True
+        key = (reason_of(record.name), round(record.time_unix_s * 1000))
+        new = key not in self._given
+        self._given.add(key)
+        return new
 
     def _of_storage(self) -> list[EventRecord]:
         now_s = time.monotonic()
@@ -64,8 +73,7 @@ class ClusterEvents:
             if key in self._seen:
                 continue
             self._seen.add(key)
-            if not (self._has_operator_records and _component(event) in OPERATOR_COMPONENTS):
-                found.append(record_of(event))
+            found.append(record_of(event))
         return found
 
     def _listed(self) -> list[Document]:
@@ -87,14 +95,22 @@ class ClusterEvents:
             self._tell(text)
 
 
+def reason_of(name: str) -> str:
+    """The reason that the operator's Event has for the event `name`: `samite.restart.decided` is RestartDecided."""
+    if name.startswith(KUBERNETES):
+        return name.removeprefix(KUBERNETES)
+    return "".join(word.capitalize() for part in name.split(".")[1:] for word in part.split("_"))
+
+
 def record_of(event: Document) -> EventRecord:
     """A Kubernetes Event as one of ours."""
     subject = event.get("involvedObject") or {}
     count = int((event.get("series") or {}).get("count") or event.get("count") or 1)
+    # `eventTime` alone has fractions of a second; the others are newer only where an event was repeated.
+    last, exact = event.get("lastTimestamp"), event.get("eventTime")
     moments = (
-        event.get("lastTimestamp"),
         (event.get("series") or {}).get("lastObservedTime"),
-        event.get("eventTime"),
+        *((last, exact) if count > 1 else (exact, last)),
         event.get("firstTimestamp"),
     )
     when = next((found for found in map(seconds, moments) if found is not None), None)
