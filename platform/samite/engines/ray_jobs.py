@@ -92,6 +92,15 @@ class RayJobs:
         found = self._call("GET", "/api/v0/nodes")
         return {node["node_ip"] for node in found["data"]["result"]["result"] if node["state"] == "ALIVE"}
 
+    def node_states(self) -> dict[str, str]:
+        """`ALIVE` or `DEAD` for each address that Ray has had a node at; an address that a later node took over is ALIVE."""
+        found = self._call("GET", "/api/v0/nodes?limit=10000")
+        states: dict[str, str] = {}
+        for node in found["data"]["result"]["result"]:
+            if states.get(node["node_ip"]) != "ALIVE":
+                states[node["node_ip"]] = node["state"]
+        return states
+
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None) -> dict[str, Any]:
         request = urllib.request.Request(  # noqa: S310 - the address is ours, http on loopback or in-cluster
             self.address + path,

@@ -27,6 +27,8 @@ class Capacity:
     cannot_start: str = ""
     """The reason why the cluster will not come up, once it has stood long enough."""
     waiting_for: str = ""
+    queued: bool = False
+    """A queue decides when it goes on: that is no delay of its own."""
 
 
 def shape_of(turn: Turn) -> str:
@@ -136,6 +138,8 @@ def _bring_up(turn: Turn) -> Capacity:
     assert cluster is not None
     seen = turn.cluster_seen()
     state = seen.state if turn.after(seen.age_s, cluster.since_s) else None
+    if seen.queued and state is not None:
+        return Capacity(waiting_for=seen.queued, queued=True)
     if state is ClusterState.READY and not cluster.was_ready:
         turn.remember_cluster(was_ready=True)
     workers = [node for node in seen.nodes if not node.head]

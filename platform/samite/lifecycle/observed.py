@@ -104,6 +104,8 @@ class ClusterObserved:
     nodes: tuple[NodeObserved, ...] = ()
     cannot_start: str = ""
     """Why it will not come up by waiting: image, volume, quota, port, memory. Empty if nothing of the kind is known."""
+    queued: str = ""
+    """Why it waits its turn: a queue has not given its quota yet. Limits of time do not run meanwhile. Empty: it does not wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

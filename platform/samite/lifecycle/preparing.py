@@ -61,6 +61,9 @@ def provisioning(turn: Turn) -> None:
             turn.goto(Phase.STARTING, "CapacityReady", f"{capacity.nodes} nodes")
         return
     turn.wait_for(capacity.waiting_for)
+    if capacity.queued:
+        turn.remember(phase_since_watched_s=turn.watched_s)
+        return
     dead = _dead_head(turn)
     if late or dead is not None:
         _provision_failed(turn, capacity.waiting_for, dead)

@@ -118,6 +118,10 @@ def _prepare(turn: Turn) -> None:
     if capacity.cannot_start:
         _give_up(turn, "Hold", "CannotStart", capacity.cannot_start)
         return
+    if capacity.queued:
+        turn.remember_recovery(deadline_watched_s=max(recovery.deadline_watched_s, turn.watched_s + level_timeout_s(turn, recovery.level)))
+        turn.wait_for(capacity.waiting_for)
+        return
     late = turn.watched_s > recovery.deadline_watched_s
     # Ray's driver takes seconds to start; it waits for a node that is about to join, and finds it there when it needs it. Trusted once: an attempt
     # that waited in vain is a failure, and the next one starts when its nodes are there.

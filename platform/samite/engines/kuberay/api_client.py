@@ -138,11 +138,11 @@ def connect(*, context: str = "", kubeconfig: str = "", timeout_s: float = 5.0) 
     configuration = client.Configuration()
     try:
         if context or kubeconfig:
-            config.load_kube_config(config_file=kubeconfig or None, context=context or None, client_configuration=configuration)
+            config.load_kube_config(config_file=kubeconfig or None, context=context or None, client_configuration=configuration)  # type: ignore[no-untyped-call]
         elif os.environ.get("KUBERNETES_SERVICE_HOST"):
-            config.load_incluster_config(client_configuration=configuration)
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
-            config.load_kube_config(client_configuration=configuration)
+            config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         raise UsageError(f"no Kubernetes cluster to talk to: wanted a service account in a pod or a kubeconfig, found: {error}") from error
     return RealApi(client.ApiClient(configuration), timeout_s=timeout_s)

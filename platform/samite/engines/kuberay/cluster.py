@@ -23,8 +23,12 @@ def ray_cluster(
     runtime: Runtime,
     features: Features,
     excluded: Iterable[str] = (),
+    avoided: Iterable[str] = (),
 ) -> Document:
-    """The object for server-side apply. `run` is the TrainingRun object, `replicas` worker pods with `gpus_per_node` GPUs each."""
+    """The object for server-side apply. `run` is the TrainingRun object, `replicas` worker pods with `gpus_per_node` GPUs each.
+
+    New workers are never put on `excluded` machines, and on `avoided` ones only if there is no other.
+    """
     left_out = sorted(set(excluded))
     token = not features.auth_secret_name
     spec: Document = {
@@ -44,7 +48,7 @@ def ray_cluster(
                 "numOfHosts": 1,
                 "rayStartParams": _start_params(runtime, cpus=max(gpus_per_node, 1), gpus=gpus_per_node),
                 "template": worker_template(
-                    run, cluster_id, stage_index, runtime, gpus=gpus_per_node, excluded=left_out, token=token
+                    run, cluster_id, stage_index, runtime, gpus=gpus_per_node, excluded=left_out, avoided=avoided, token=token
                 ),
             }
         ],

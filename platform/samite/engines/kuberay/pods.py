@@ -40,7 +40,15 @@ def head_template(run: Mapping[str, Any], cluster_id: str, stage_index: int, run
 
 
 def worker_template(
-    run: Mapping[str, Any], cluster_id: str, stage_index: int, runtime: Runtime, *, gpus: int, excluded: Iterable[str], token: bool
+    run: Mapping[str, Any],
+    cluster_id: str,
+    stage_index: int,
+    runtime: Runtime,
+    *,
+    gpus: int,
+    excluded: Iterable[str],
+    avoided: Iterable[str],
+    token: bool,
 ) -> Document:
     """A worker's pod: one Ray node, the ranks of one machine."""
     devices = {runtime.gpu_resource: str(gpus)} if gpus else {}
@@ -54,7 +62,7 @@ def worker_template(
     }
     spec = _pod_spec(run, runtime, runtime.worker, container)
     spec["automountServiceAccountToken"] = False
-    affinity = without_nodes(runtime.worker.affinity, excluded)
+    affinity = without_nodes(runtime.worker.affinity, excluded, avoided)
     if affinity:
         spec["affinity"] = affinity
     # Workers of one run on one machine would be lost together; a hint only, a small cluster still works.
@@ -69,19 +77,29 @@ def worker_template(
     return _template(run, cluster_id, stage_index, runtime.worker, spec, role="worker", queue=runtime.queue)
 
 
-def without_nodes(affinity: Mapping[str, Any], excluded: Iterable[str]) -> Document:
-    """`affinity` with these nodes left out in every term: terms are alternatives, so one without the exclusion would let them back in."""
+def without_nodes(affinity: Mapping[str, Any], excluded: Iterable[str], avoided: Iterable[str] = ()) -> Document:
+    """`affinity` with `excluded` machines left out in every term (terms are alternatives: one without the exclusion would let them back in)."""
     found = {key: value for key, value in affinity.items() if key != "nodeAffinity"}
     node = dict(affinity.get("nodeAffinity") or {})
-    values = sorted(set(excluded))
-    if values:
-        rule = {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": values}
+    if excluded := sorted(set(excluded)):
         required = node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
         terms = required.get("nodeSelectorTerms") or [{}]
         node["requiredDuringSchedulingIgnoredDuringExecution"] = {
-            "nodeSelectorTerms": [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), rule]} for term in terms]
+            "nodeSelectorTerms": [
+                {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), _not_in(excluded)]} for term in terms
+            ]
         }
+    if avoided := sorted(set(avoided)):
+        wish = {"weight": 100, "preference": {"matchExpressions": [_not_in(avoided)]}}
+        node["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            *(node.get("preferredDuringSchedulingIgnoredDuringExecution") or ()),
+            wish,
+        ]
     return {**found, "nodeAffinity": node} if node else found
+
+
+def _not_in(machines: Iterable[str]) -> Document:
+    return {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": list(machines)}
 
 
 def _template(

@@ -6,7 +6,7 @@ a refused combination in.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from samite.engines.kuberay.features import Features
@@ -199,7 +199,7 @@ def _unknown_fields(spec: Mapping[str, Any], features: Features) -> Iterator[Pro
 
 
 def _variables(group: Mapping[str, Any]) -> dict[str, str]:
-    containers = ((group.get("template") or {}).get("spec") or {}).get("containers") or ({},)
+    containers: Sequence[Mapping[str, Any]] = ((group.get("template") or {}).get("spec") or {}).get("containers") or ({},)
     return {item["name"]: str(item.get("value", "")) for item in containers[0].get("env") or ()}
 
 

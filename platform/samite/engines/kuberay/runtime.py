@@ -111,7 +111,7 @@ class Runtime:
             )
         for group in ("head", "worker"):
             if document.get(group):
-                given[group] = pod_settings(document[group], cls.__dataclass_fields__[group].default)
+                given[group] = pod_settings(document[group], getattr(_DEFAULT, group))
         if document.get("queue"):
             given["queue"] = queue_of(document["queue"])
         redis = document.get("headFaultTolerance")
@@ -178,3 +178,6 @@ def queue_of(document: Mapping[str, Any]) -> Queue:
         topology_level=document.get("topologyLevel", "kubernetes.io/hostname"),
         slice_size=document.get("sliceSize"),
     )
+
+
+_DEFAULT = Runtime()
