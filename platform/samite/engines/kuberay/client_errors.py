@@ -23,6 +23,7 @@ _KINDS = "Invalid value|Required value|Unsupported value|Duplicate value|Forbidd
 _CAUSE = re.compile(
     rf"(?P<field>[\w.<>\[\]\"/-]+): (?P<kind>{_KINDS})(?:: (?P<rest>.*?))?(?=, [\w.<>\[\]\"/-]+: (?:{_KINDS})|$)", re.DOTALL
 )
+_NO_SUCH_KIND = ("could not find the requested resource", "404 page not found", "HTTP 404")
 _UNKNOWN_FIELD = re.compile(r'unknown field "([^"]+)"')
 
 
@@ -113,7 +114,7 @@ def explained(error: ApiError, where: Where, kind: Kind | None) -> SamiteError:
 
 def _missing_kind(error: GoneApiError, where: Where, kind: Kind | None) -> SamiteError | None:
     """A kind that the cluster does not serve looks like a missing object, but for the message."""
-    if kind is None or not kind.group or f'{kind.plural}.{kind.group} "' in str(error) or "namespaces" in _tail(error):
+    if kind is None or not kind.group or not any(words in str(error) for words in _NO_SUCH_KIND):
         return None
     if kind.group == TRAINING_RUN.group:
         return NotFoundError(
