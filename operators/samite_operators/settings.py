@@ -16,6 +16,7 @@
 | `SAMITE_ORPHAN_SECONDS` | 3600 | time between two sweeps of objects whose run is gone |
 | `SAMITE_ORPHAN_GRACE_SECONDS` | 600 | such an object must have been seen for so long, in two looks, before it is deleted |
 | `SAMITE_MAINTENANCE` | `false` | `true`: look and report, change nothing but status |
+| `SAMITE_TOKEN_KEY_FILE` | empty | file with the key, 32 bytes or more, that the tokens of Ray clusters are derived from |
 | `SAMITE_HEALTH_PORT` | 8080 | `/healthz`, `/readyz` and `/metrics` |
 | `SAMITE_LOG_LEVEL`, `SAMITE_LOG_FORMAT` | `INFO`, `json` | `text` is for terminals |
 | `OTEL_EXPORTER_OTLP_ENDPOINT` | empty | where metrics and events go as well |
@@ -54,6 +55,7 @@ class Settings:
     orphan_s: float = 3600.0
     orphan_grace_s: float = 600.0
     maintenance: bool = False
+    token_key_file: str = ""
     health_port: int = 8080
     log_level: str = "INFO"
     log_format: str = "json"
@@ -92,6 +94,7 @@ class Settings:
             orphan_s=read.seconds("SAMITE_ORPHAN_SECONDS", 3600.0, least=1.0),
             orphan_grace_s=read.seconds("SAMITE_ORPHAN_GRACE_SECONDS", 600.0, least=0.0),
             maintenance=read.flag("SAMITE_MAINTENANCE"),
+            token_key_file=read.text("SAMITE_TOKEN_KEY_FILE", ""),
             health_port=read.count("SAMITE_HEALTH_PORT", 8080, least=0),
             log_level=read.choice("SAMITE_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR")),
             log_format=read.choice("SAMITE_LOG_FORMAT", "json", ("json", "text")),

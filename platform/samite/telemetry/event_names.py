@@ -163,5 +163,12 @@ ALL_EVENTS: tuple[Event, ...] = (
     _event(
         "samite.bundle.stored", _INFO, "A diagnostics bundle was written", "bundle.uri", "bundle.parts", "bundle.missing", reserved=True
     ),
+    _event(
+        "samite.operator.permission.missing", _WARN, "The operator may not do what it has to", "request.verb", "request.resource", "message"
+    ),
+    _event("samite.operator.spec.refused", _ERROR, "A spec got past the API server that makes no sense", "message"),
+    _event("samite.operator.clearing.started", _INFO, "A deleted run is being cleared away"),
+    _event("samite.operator.clearing.expired", _WARN, "A deleted run was let go before all of it was cleared away", "duration", "reason"),
+    _event("samite.operator.orphan.deleted", _INFO, "An object was deleted because its run is gone", "object.kind", "object.name"),
     _event("samite.chaos.injected", _WARN, "Someone injected a fault on purpose", "chaos.kind", "actor"),
 )

@@ -10,6 +10,7 @@ from samite.telemetry.instruments import Instrument, Metric
 _COUNTER, _COUNT, _GAUGE, _HISTOGRAM = Instrument.COUNTER, Instrument.UP_DOWN_COUNTER, Instrument.GAUGE, Instrument.HISTOGRAM
 
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+REQUEST_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 RECOVERY_BUCKETS_S = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 3600.0)
 
 
@@ -211,4 +212,46 @@ RUN_METRICS: tuple[Metric, ...] = (
     _metric("samite.telemetry.dropped", _COUNTER, "{item}", "all", "Telemetry that could not be delivered", "samite.telemetry.signal"),
 )
 
-ALL_METRICS: tuple[Metric, ...] = (*TRAINING_METRICS, *DECAY_METRICS, *ROUTER_METRICS, *CHECKPOINT_METRICS, *RUN_METRICS)
+OPERATOR_METRICS: tuple[Metric, ...] = (
+    _metric(
+        "samite.operator.reconcile.duration",
+        _HISTOGRAM,
+        "s",
+        "operator",
+        "From a change, or from the moment a turn was due, to the end of the turn that took it in",
+        buckets=REQUEST_BUCKETS_S,
+    ),
+    _metric("samite.operator.turn.duration", _HISTOGRAM, "s", "operator", "Duration of a turn alone", buckets=REQUEST_BUCKETS_S),
+    _metric("samite.operator.turns", _COUNTER, "{turn}", "operator", "Turns of all runs", "samite.turn.outcome"),
+    _metric(
+        "samite.operator.requests",
+        _COUNTER,
+        "{request}",
+        "operator",
+        "Requests to the API server, without those of the watches",
+        "samite.request.verb",
+        "samite.request.resource",
+        "samite.request.outcome",
+    ),
+    _metric(
+        "samite.operator.request.duration", _HISTOGRAM, "s", "operator", "Their duration", "samite.request.verb", buckets=REQUEST_BUCKETS_S
+    ),
+    _metric("samite.operator.run.count", _COUNT, "{run}", "operator", "Runs that are looked after"),
+    _metric("samite.operator.change.age", _GAUGE, "s", "operator", "Age of the oldest change that no turn has taken in"),
+    _metric("samite.operator.list.age", _GAUGE, "s", "operator", "Time since the last full listing that succeeded"),
+    _metric("samite.operator.watch.stalled", _GAUGE, "{watch}", "operator", "Watches that did not tell what a listing showed"),
+    _metric("samite.operator.leader", _GAUGE, "1", "operator", "1 while this process holds the operator's Lease"),
+    _metric(
+        "samite.operator.clearings.expired", _COUNTER, "{run}", "operator", "Deleted runs that were let go before all was cleared away"
+    ),
+    _metric("samite.operator.orphans", _COUNTER, "{object}", "operator", "Objects that were deleted because their run is gone"),
+)
+
+ALL_METRICS: tuple[Metric, ...] = (
+    *TRAINING_METRICS,
+    *DECAY_METRICS,
+    *ROUTER_METRICS,
+    *CHECKPOINT_METRICS,
+    *RUN_METRICS,
+    *OPERATOR_METRICS,
+)

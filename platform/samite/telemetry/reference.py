@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 from samite.telemetry.attributes import EVENT_ATTRIBUTES, METRIC_ATTRIBUTES, RESOURCE_ATTRIBUTES, STAGE_ATTRIBUTES
 from samite.telemetry.event_names import ALL_EVENTS
 from samite.telemetry.instruments import Attribute
-from samite.telemetry.metrics import ALL_METRICS, CHECKPOINT_METRICS, DECAY_METRICS, ROUTER_METRICS, RUN_METRICS, TRAINING_METRICS
+from samite.telemetry.metrics import (
+    ALL_METRICS,
+    CHECKPOINT_METRICS,
+    DECAY_METRICS,
+    OPERATOR_METRICS,
+    ROUTER_METRICS,
+    RUN_METRICS,
+    TRAINING_METRICS,
+)
 
 _SECTIONS = (
     ("Training", TRAINING_METRICS),
@@ -14,6 +22,7 @@ _SECTIONS = (
     ("Experts", ROUTER_METRICS),
     ("Checkpoints", CHECKPOINT_METRICS),
     ("Run", RUN_METRICS),
+    ("Operator", OPERATOR_METRICS),
 )
 
 _HEAD = """# Signals

@@ -1,0 +1,44 @@
+"""Everything that a turn says besides the status: Kubernetes Events, event lines in storage, metrics of the run."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from samite.engines.kuberay.api import Document, ForbiddenApiError
+from samite.engines.local.signals import points
+from samite.lifecycle import Status
+from samite_operators.events import EventPoster, EventRecords, record_of
+from samite_operators.instruments import Instruments, RunLabels
+from samite_operators.storage_access import StorageOf
+
+_logger = logging.getLogger(__name__)
+
+
+class Teller:
+    """One for all runs."""
+
+    def __init__(self, *, poster: EventPoster, records: EventRecords, instruments: Instruments, storage: StorageOf) -> None:
+        self._poster, self._records, self._instruments, self._storage = poster, records, instruments, storage
+
+    def event(self, run: Document, name: str, attributes: Mapping[str, Any], *, now_s: float, strict: bool = False) -> None:
+        """One registered event. `strict`: ForbiddenApiError if the namespace takes no new objects; otherwise that is only logged."""
+        record = record_of(run, name, attributes, now_s=now_s)
+        if ((run.get("spec") or {}).get("checkpoint") or {}).get("uri"):
+            self._records.add(record, lambda: self._storage(run))
+        try:
+            self._poster.post(run, record)
+        except ForbiddenApiError as error:
+            if strict:
+                raise
+            _logger.warning("event of run %s: %s", run["metadata"]["name"], error)
+
+    def signals(self, run: Document, before: Status | None, now: Status, *, due: bool) -> None:
+        """The run's metrics: changes always, standing values if they are `due`."""
+        metadata = run["metadata"]
+        labels = RunLabels(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
+        self._instruments.points(points(before, now, due=due), run=labels)
+
+    def forget(self, uid: str) -> None:
+        """The run is gone."""
+        self._records.forget(uid)
+        self._instruments.forget(uid)
