@@ -48,6 +48,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `samite`."""
     group = typer.Typer(name="data", help="Prepare and inspect training corpora.", no_args_is_help=True, rich_markup_mode=None)
     group.command()(prepare)
+    group.command()(push)
     group.command()(show)
     group.command()(stats)
     app.add_typer(group)
@@ -100,6 +101,33 @@ def prepare(
         hint(f"left out {place}")
     took = "was already there" if prepared.reused else f"made in {time.monotonic() - started_s:.1f} s"
     note(f"{prepared.folder} {took}: {document['digest'][:19]}, vocabulary of {document['vocab_size']}")
+
+
+def push(
+    folder: FolderArgument,
+    uri: Annotated[
+        str, typer.Argument(metavar="URI", help="s3://bucket/prefix, or another place that every node reaches.", show_default=False)
+    ],
+    *,
+    endpoint: Annotated[str, typer.Option(help="URL of an S3-compatible storage that is not AWS.", show_default=False)] = "",
+    region: Annotated[str, typer.Option(help="Region that requests are signed for.", show_default=False)] = "",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow an http:// endpoint on another machine.")] = False,
+) -> None:
+    """Copy a prepared corpus to storage, for runs on a cluster: data.uri is then URI. The manifest goes last, so nobody sees half a corpus."""
+    from samite.checkpoint.store import StoreOptions
+    from samite.cli.output import print_lines, size
+
+    _read_manifest(folder)
+
+    def show_progress(sent_bytes: int, total_bytes: int) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{size(sent_bytes)} of {size(total_bytes)}" + ("\n" if sent_bytes == total_bytes else ""))
+            sys.stderr.flush()
+
+    options = StoreOptions(endpoint=endpoint, region=region, insecure=insecure)
+    sent = _workload("publish").publish(folder, uri, options, progress=show_progress)
+    note(f"{folder} {'is at' if sent else 'was already at'} {uri}; use it: data.uri: {uri}")
+    print_lines([uri])
 
 
 def show(folder: FolderArgument, output: OutputOption = OutputFormat.table) -> None:
