@@ -34,14 +34,17 @@ class CelRule:
 
 
 def template(text: str) -> str:
-    """A CEL expression of type string: `text` with every <<expression>> replaced by its value."""
-    parts = []
-    for index, piece in enumerate(_PLACEHOLDER.split(text)):
-        if index % 2:
-            parts.append(f"string({piece})")
-        elif piece:
-            parts.append(quoted(piece))
-    return " + ".join(parts) or "''"
+    """A CEL expression of type string: `text` with every <<expression>> replaced by its value. One that stands alone must be a string itself.
+
+    By `format`, because the API server counts `string(x) + y` as if x could be as long as an integer is large.
+    """
+    pieces = _PLACEHOLDER.split(text)
+    if len(pieces) == 1:
+        return quoted(text)
+    if pieces[::2] == ["", ""]:
+        return pieces[1]
+    words = "%s".join(piece.replace("%", "%%") for piece in pieces[::2])
+    return f"{quoted(words)}.format([{', '.join(pieces[1::2])}])"
 
 
 def computed(expression: str) -> str:
@@ -59,12 +62,30 @@ def let(name: str, value: str, body: str) -> str:
     return f"[{value}].map({name}, {body})[0]"
 
 
+def indices(bound: int) -> str:
+    """The numbers below `bound`, to walk over a list by position: `indexOf` of a computed list costs more than a schema may."""
+    return f"[{', '.join(map(str, range(bound)))}]"
+
+
+def repeats(key: str, bound: int) -> str:
+    """The first position in the list `self`, of at most `bound` items, whose `key` stood before; with `first_with` the place where it did."""
+    inner = f"{indices(bound)}.exists(j, j < i && self[j].{key} == self[i].{key})"
+    return f"{indices(bound)}.filter(i, i < self.size() && {inner})[0]"
+
+
+def first_with(condition: str, bound: int, *, of: str = "self") -> str:
+    """The first position i in the list `of` for which `condition` (about i) is true."""
+    return f"{indices(bound)}.filter(i, i < {of}.size() && {condition})[0]"
+
+
 def only_one(at: str, names: Sequence[str], *, otherwise: str, field: str = "", wanted: str = "") -> CelRule:
-    """Exactly one of the fields `names` of the mapping at `at`. `otherwise` is the hint when none is there."""
+    """Exactly one of two or three fields `names` of the mapping at `at`. `otherwise` is the hint when none is there."""
     present = " + ".join(f"(has(self.{name}) ? [{quoted(name)}] : [])" for name in names)
     wanted = wanted or f"exactly one of {', '.join(names[:-1])} and {names[-1]}"
     nothing = quoted("none of them" + (f"; {otherwise}" if otherwise else ""))
-    several = template("<<p.join(' and ')>>; keep one: remove <<p.filter(x, x != p[0]).join(' and ')>>, or <<p[0]>>")
+    two = template("<<p[0]>> and <<p[1]>>; keep one: remove <<p[1]>>, or <<p[0]>>")
+    three = template("<<p[0]>> and <<p[1]>> and <<p[2]>>; keep one: remove <<p[1]>> and <<p[2]>>, or <<p[0]>>")
+    several = two if len(names) == 2 else f"p.size() == 2 ? {two} : {three}"
     found = let("p", present, f"p.size() == 0 ? {nothing} : {several}")
     holds = f"[{', '.join(f'has(self.{name})' for name in names)}].filter(x, x).size() == 1"
     return CelRule(at=at, holds=holds, says=f"wanted {wanted}; found {computed(found)}", field=field)
@@ -73,7 +94,8 @@ def only_one(at: str, names: Sequence[str], *, otherwise: str, field: str = "", 
 def nearest_multiples(value: str, multiple: str) -> str:
     """The text `nearest: A or B` with the multiples on both sides of `value`; a CEL expression of type string."""
     below = f"{value} / ({multiple}) * ({multiple})"
-    return f"'nearest: ' + ({value} >= ({multiple}) ? string({below}) + ' or ' : '') + string({below} + ({multiple}))"
+    both = template(f"nearest: <<{below}>> or <<{below} + ({multiple})>>")
+    return f"{value} >= ({multiple}) ? {both} : {template(f'nearest: <<{multiple}>>')}"
 
 
 def short(number: str) -> str:

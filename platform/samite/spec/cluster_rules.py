@@ -4,10 +4,11 @@ The shell, the files and the AWS profiles of the machine that submits are not th
 limits of this version (samite.spec.support).
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
-from samite.spec.cel import CelRule, computed, let, template
+from samite.spec.cel import CelRule, computed, first_with, let, repeats, template
 from samite.spec.rules import Document, Finding, Rule, part, stages
 from samite.spec.yaml_tree import Path as YamlPath
 
@@ -60,7 +61,7 @@ def _approvals_name_stages(document: Document) -> Iterator[Finding]:
         stage = (approval or {}).get("stage")
         if stage is not None and None not in names and stage not in names:
             path = ("spec", "approvals", index, "stage")
-            yield Finding(path=path, wanted=f"the name of a stage: {', '.join(str(name) for name in names)}", found=f'"{stage}"')
+            yield Finding(path=path, wanted=f"the name of a stage: {json.dumps(names)}", found=f'"{stage}"')
 
 
 def _approvals_are_unique(document: Document) -> Iterator[Finding]:
@@ -85,18 +86,19 @@ _STAGE_URI = "has(s.data) && has(s.data.uri) && s.data.uri.size() > 0"
 
 def _host_variable() -> str:
     """CEL: the message about the first variable that comes from the submitting shell."""
-    first = "self.env.filter(e, has(e.valueFrom) && has(e.valueFrom.hostEnv))[0].name"
+    first = first_with("has(self.env[i].valueFrom) && has(self.env[i].valueFrom.hostEnv)", 64, of="self.env")
     says = template(
-        "[<<self.env.map(e, e.name).indexOf(v)>>].valueFrom.hostEnv: wanted secretKeyRef or configMapKeyRef, because the engine is <<self.engine>>; "
-        "found hostEnv, the shell of the machine that submits; write secretKeyRef: {name: SECRET, key: <<v>>}"
+        "[<<i>>].valueFrom.hostEnv: wanted secretKeyRef or configMapKeyRef, because the engine is <<self.engine>>; "
+        "found hostEnv, the shell of the machine that submits; write secretKeyRef: {name: SECRET, key: <<self.env[i].name>>}"
     )
-    return let("v", first, says)
+    return let("i", first, says)
 
 
 def _stage_corpus() -> str:
     """CEL: the message about the first stage whose corpus is a path of the submitting machine."""
-    first = f"self.stages.filter(s, {_STAGE_URI} && {_HERE.replace('u.', 's.data.uri.')})[0]"
-    return let("s", first, let("u", "s.data.uri", template("[<<self.stages.map(x, x.name).indexOf(s.name)>>].data.uri: " + _NOT_REACHED)))
+    there = _STAGE_URI.replace("s.", "self.stages[i].")
+    first = first_with(f"{there} && {_HERE.replace('u.', 'self.stages[i].data.uri.')}", 16, of="self.stages")
+    return let("i", first, let("u", "self.stages[i].data.uri", template("[<<i>>].data.uri: " + _NOT_REACHED)))
 
 
 CLUSTER_RULES = (
@@ -157,11 +159,10 @@ CLUSTER_RULES = (
                 holds="self.approvals.all(a, self.stages.exists(s, s.name == a.stage))",
                 says=computed(
                     let(
-                        "t",
-                        "self.approvals.filter(a, !self.stages.exists(s, s.name == a.stage))[0].stage",
+                        "i",
+                        first_with("!self.stages.exists(s, s.name == self.approvals[i].stage)", 16, of="self.approvals"),
                         template(
-                            "[<<self.approvals.map(a, a.stage).indexOf(t)>>].stage: wanted the name of a stage: "
-                            "<<self.stages.map(s, s.name).join(', ')>>; found \"<<t>>\""
+                            '[<<i>>].stage: wanted the name of a stage: <<self.stages.map(s, s.name)>>; found "<<self.approvals[i].stage>>"'
                         ),
                     )
                 ),
@@ -178,11 +179,10 @@ CLUSTER_RULES = (
                 holds="self.all(a, self.exists_one(b, b.stage == a.stage))",
                 says=computed(
                     let(
-                        "t",
-                        "self.filter(a, !self.exists_one(b, b.stage == a.stage))[0].stage",
+                        "i",
+                        repeats("stage", 16),
                         template(
-                            "[<<self.map(a, a.stage).lastIndexOf(t)>>].stage: wanted one approval for each stage; "
-                            "found <<t>> again; keep the first of the two"
+                            "[<<i>>].stage: wanted one approval for each stage; found <<self[i].stage>> again; keep the first of the two"
                         ),
                     )
                 ),

@@ -156,7 +156,7 @@ def _unit(low: str, high: str) -> str:
 def _rows() -> str:
     """CEL: the message about rows that cannot be shared out."""
     says = template(
-        "wanted rows of <<self.contextLength>> tokens that divide over <<l == h ? string(l) : string(l) + ' and ' + string(h)>> data-parallel ranks in "
+        "wanted rows of <<self.contextLength>> tokens that divide over <<l == h ? '%s'.format([l]) : '%s and %s'.format([l, h])>> data-parallel ranks in "
         "micro-batches of <<self.batch.microBatch>>: a multiple of <<u>> rows; found <<self.batch.tokens>> tokens = "
         "<<self.batch.tokens / self.contextLength>> rows; " + computed(nearest_multiples("self.batch.tokens", "u * self.contextLength"))
     )
@@ -228,10 +228,10 @@ LAYOUT_RULES = (
                 at="spec.stages[]",
                 field=".parallel.data",
                 holds=f"!has(self.parallel.data) || ({_MIN} == {_ALL_RANKS} && {_MAX} == {_ALL_RANKS})",
-                says=f"wanted data x tensor x pipeline x context to be the number of ranks (<<self.workers.min == self.workers.max ? string({_MIN}) : "
-                f"string({_MIN}) + ' to ' + string({_MAX})>>); found <<self.parallel.data>> x <<self.parallel.tensor>> x "
+                says=f"wanted data x tensor x pipeline x context to be the number of ranks (<<self.workers.min == self.workers.max ? '%s'.format([{_MIN}]) : "
+                f"'%s to %s'.format([{_MIN}, {_MAX}])>>); found <<self.parallel.data>> x <<self.parallel.tensor>> x "
                 f"<<self.parallel.pipeline>> x <<self.parallel.context>> = <<{_ALL_RANKS}>>; <<self.workers.min == self.workers.max && "
-                f"{_MAX} % ({_MODEL}) == 0 ? 'write ' + string({_MAX} / ({_MODEL})) + ', or ' : ''>>leave data out: it is derived",
+                f"{_MAX} % ({_MODEL}) == 0 ? 'write %s, or '.format([{_MAX} / ({_MODEL})]) : ''>>leave data out: it is derived",
             ),
         ),
     ),

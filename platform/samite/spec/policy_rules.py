@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from samite.spec.cel import CelRule, computed, let, only_one, quoted, short, template
+from samite.spec.cel import CelRule, computed, let, only_one, quoted, repeats, short, template
 from samite.spec.rules import Document, Finding, Rule, exactly_one, part
 from samite.spec.run import MAX_NAME_LENGTH, NAME_PATTERN
 
@@ -17,7 +17,7 @@ ENGINE_NAMES = r"^(SAMITE_(RUN_UID|NODE|HOME|MEETING).*|RANK|LOCAL_RANK|WORLD_SI
 def _name_fits_engines(document: Document) -> Iterator[Finding]:
     name = part(document, "metadata", "name")
     if isinstance(name, str) and (len(name) > MAX_NAME_LENGTH or not re.fullmatch(NAME_PATTERN, name)):
-        wanted = f"small letters, digits and dashes, beginning with a letter, at most {MAX_NAME_LENGTH}"
+        wanted = f"small letters, digits and dashes, beginning with a letter, at most {MAX_NAME_LENGTH} characters"
         yield Finding(path=("metadata", "name"), wanted=wanted, found=f'"{name}"')
 
 
@@ -133,6 +133,7 @@ def _schedule_fits(document: Document) -> Iterator[Finding]:
         )
 
 
+MAX_VARIABLES = 64
 _LEFT = short("1.0 - self.warmupFraction")
 
 POLICY_RULES = (
@@ -146,7 +147,7 @@ POLICY_RULES = (
                 field=".metadata.name",
                 holds=f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches({quoted(NAME_PATTERN)})",
                 says="wanted small letters, digits and dashes, beginning with a letter, "
-                f'at most {MAX_NAME_LENGTH}; found "<<self.metadata.name>>"',
+                f'at most {MAX_NAME_LENGTH} characters; found "<<self.metadata.name>>"',
             ),
         ),
     ),
@@ -185,11 +186,9 @@ POLICY_RULES = (
                 holds="self.all(a, self.exists_one(b, b.name == a.name))",
                 says=computed(
                     let(
-                        "t",
-                        "self.filter(a, !self.exists_one(b, b.name == a.name))[0].name",
-                        template(
-                            "[<<self.map(a, a.name).lastIndexOf(t)>>].name: wanted each variable once; found <<t>> again; keep one of the two"
-                        ),
+                        "i",
+                        repeats("name", MAX_VARIABLES),
+                        template("[<<i>>].name: wanted each variable once; found <<self[i].name>> again; keep one of the two"),
                     )
                 ),
             ),

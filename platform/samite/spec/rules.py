@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from samite.errors import Problem
 from samite.spec.cel import CelRule
 from samite.spec.yaml_tree import Path
 
@@ -80,7 +81,7 @@ def nearest(value: int, multiple: int) -> str:
     return f"nearest: {below} or {below + multiple}" if below else f"nearest: {multiple}"
 
 
-def text_of(finding: Finding) -> str:
+def text_of(finding: Finding | Problem) -> str:
     """What was wanted, what was found and what to do, on one line: the words that the API server uses too."""
     return f"wanted {finding.wanted}; found {finding.found}" + (f"; {finding.hint}" if finding.hint else "")
 

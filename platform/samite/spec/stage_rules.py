@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from samite.spec.cel import CelRule, computed, let, only_one, template
+from samite.spec.cel import CelRule, computed, first_with, indices, let, only_one, repeats, template
 from samite.spec.rules import Document, Finding, Rule, exactly_one, part, stages
 from samite.spec.yaml_tree import Path as YamlPath
 
@@ -128,60 +128,55 @@ def _unique_sources(document: Document) -> Iterator[Finding]:
                 seen.add(source)
 
 
-_NAMES = "self.map(s, s.name)"
-_TRAINED = "self.filter(s, s.kind != 'RL')"
-
-
-def _before(stage: str, other: str) -> str:
-    """CEL: `other` stands before `stage` in the list `self`."""
-    return f"n.indexOf({other}.name) < n.indexOf({stage}.name)"
+MAX_STAGES = 16
+MAX_SOURCES = 64
+_HANDOVERS = f"{indices(MAX_STAGES)}.all(i, i == 0 || i >= self.size() || has(self[i].handover))"
 
 
 def _shrinking() -> str:
     """CEL: the message about the first stage whose context is shorter than one before it."""
-    first = f"{_TRAINED}.filter(s, {_TRAINED}.exists(o, {_before('s', 'o')} && o.contextLength > s.contextLength))[0]"
-    longest = f"{_TRAINED}.filter(o, {_before('s', 'o')}).map(o, o.contextLength).max()"
+    before = f"{indices(MAX_STAGES)}.filter(j, j < i && self[j].kind != 'RL')"
+    shorter = f"self[i].kind != 'RL' && {before}.exists(j, self[j].contextLength > self[i].contextLength)"
     says = template(
-        "[<<n.indexOf(s.name)>>].contextLength: wanted at least <<m>>, the contextLength of "
-        f"<<{_TRAINED}.filter(o, o.contextLength == m)[0].name>>: the context never shrinks before RL; "
-        "found <<s.contextLength>>; write <<m>> or more, or put this stage first"
+        "[<<i>>].contextLength: wanted at least <<m>>, the contextLength of <<self.filter(s, s.kind != 'RL' && s.contextLength == m)[0].name>>: "
+        "the context never shrinks before RL; found <<self[i].contextLength>>; write <<m>> or more, or put this stage first"
     )
-    return let("n", _NAMES, let("s", first, let("m", longest, says)))
+    return let("i", first_with(shorter, MAX_STAGES), let("m", f"{before}.map(j, self[j].contextLength).max()", says))
 
 
 def _after_rl() -> str:
     """CEL: the message about the first stage that follows RL and is none."""
-    first = "self.filter(s, s.kind != 'RL' && n.indexOf(s.name) > n.indexOf(r))[0]"
-    says = template("[<<n.indexOf(s.name)>>]: wanted no other kind after RL; found <<s.kind>> after <<r>>; move <<r>> to the end")
-    return let("n", _NAMES, let("r", "self.filter(s, s.kind == 'RL')[0].name", let("s", first, says)))
+    first = first_with(f"self[i].kind != 'RL' && {indices(MAX_STAGES)}.exists(j, j < i && self[j].kind == 'RL')", MAX_STAGES)
+    says = template("[<<i>>]: wanted no other kind after RL; found <<self[i].kind>> after <<r>>; move <<r>> to the end")
+    return let("i", first, let("r", "self.filter(s, s.kind == 'RL')[0].name", says))
 
 
 def _unsaid() -> str:
     """CEL: the message about the first stage after the first one that has no hand-over."""
-    first = "self.filter(s, !has(s.handover) && s.name != self[0].name)[0].name"
     says = template(
-        "[<<self.map(s, s.name).indexOf(u)>>].handover: wanted what <<u>> takes over from the stage before it: optimizer, lrSchedule and dataCursor "
-        "have no default; found nothing; to continue as before: handover: {optimizer: Carry, lrSchedule: Carry, dataCursor: Carry}"
+        "[<<i>>].handover: wanted what <<self[i].name>> takes over from the stage before it: optimizer, lrSchedule and dataCursor have no default; "
+        "found nothing; to continue as before: handover: {optimizer: Carry, lrSchedule: Carry, dataCursor: Carry}"
     )
-    return let("u", first, says)
-
-
-def _twice(key: str) -> str:
-    """CEL: the first value of `key` that two items of `self` share."""
-    return f"self.filter(a, !self.exists_one(b, b.{key} == a.{key}))[0].{key}"
+    return let("i", first_with("i > 0 && !has(self[i].handover)", MAX_STAGES), says)
 
 
 def _same_name() -> str:
+    """CEL: the message about the first stage that has the name of one before it."""
     says = template(
-        "[<<n.lastIndexOf(t)>>].name: wanted a name of its own for each stage; "
-        'found "<<t>>", which stages[<<n.indexOf(t)>>] has already; such as <<t>>-<<n.lastIndexOf(t) + 1>>'
+        "[<<i>>].name: wanted a name of its own for each stage; "
+        f'found "<<self[i].name>>", which stages[<<{indices(MAX_STAGES)}.filter(j, j < i && self[j].name == self[i].name)[0]>>] has already; '
+        "such as <<self[i].name>>-<<i + 1>>"
     )
-    return let("n", _NAMES, let("t", _twice("name"), says))
+    return let("i", repeats("name", MAX_STAGES), says)
 
 
 def _unique_source(at: str) -> CelRule:
-    says = template('[<<self.map(a, a.source).lastIndexOf(t)>>].source: wanted each source once; found "<<t>>" again; add the two weights')
-    return CelRule(at=at, holds="self.all(a, self.exists_one(b, b.source == a.source))", says=computed(let("t", _twice("source"), says)))
+    says = template('[<<i>>].source: wanted each source once; found "<<self[i].source>>" again; add the two weights')
+    return CelRule(
+        at=at,
+        holds="self.all(a, self.exists_one(b, b.source == a.source))",
+        says=computed(let("i", repeats("source", MAX_SOURCES), says)),
+    )
 
 
 STAGE_RULES = (
@@ -195,7 +190,11 @@ STAGE_RULES = (
         name="context-never-shrinks",
         check=_context_never_shrinks,
         message="contextLength never shrinks from stage to stage before RL",
-        cel=(CelRule(at="spec.stages", holds=f"{_TRAINED}.map(s, s.contextLength).isSorted()", says=computed(_shrinking())),),
+        cel=(
+            CelRule(
+                at="spec.stages", holds="self.filter(s, s.kind != 'RL').map(s, s.contextLength).isSorted()", says=computed(_shrinking())
+            ),
+        ),
     ),
     Rule(
         name="rl-comes-last",
@@ -214,7 +213,7 @@ STAGE_RULES = (
         check=_handover_is_said,
         message="every stage but the first needs a handover, and the first one too when checkpoint.loadFrom is set",
         cel=(
-            CelRule(at="spec.stages", holds="self.all(s, has(s.handover) || s.name == self[0].name)", says=computed(_unsaid())),
+            CelRule(at="spec.stages", holds=_HANDOVERS, says=computed(_unsaid())),
             CelRule(
                 at="spec",
                 field=".stages",

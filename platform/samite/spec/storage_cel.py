@@ -28,17 +28,15 @@ def checkpoint_uri(schemes: tuple[str, ...]) -> tuple[CelRule, ...]:
     folder = let("l", last, "l.size() == 0 ? 'checkpoints' : l[l.size() - 1]")
     typed = "self.uri.split(':')[0].lowerAscii()"
     rest = "self.uri.substring(self.uri.indexOf(':') + 1)"
-    typo = (
-        f"'write ' + {typed} + '://' + ({typed} == 'file' ? '/' : '') + "
-        f"({rest}.startsWith('//') ? {rest}.substring(2) : {rest}.startsWith('/') ? {rest}.substring(1) : {rest})"
-    )
+    bare = f"{rest}.startsWith('//') ? {rest}.substring(2) : {rest}.startsWith('/') ? {rest}.substring(1) : {rest}"
+    typo = template(f"write <<{typed}>>://<<{typed} == 'file' ? '/' : ''>><<{bare}>>")
     listed = "[" + ", ".join(quoted(scheme) for scheme in schemes) + "]"
-    unreadable = f"(self.uri.contains(':') && {typed} in {listed} ? {typo} : 'write file:///absolute/path/to/' + {folder})"
+    unreadable = f"(self.uri.contains(':') && {typed} in {listed} ? {typo} : {template(f'write file:///absolute/path/to/<<{folder}>>')})"
     bucket = f"!({known}) || self.uri.matches('^(file://|memory://|[a-z0-9+]*://[^/])')"
     named = "self.uri.matches('^file://([^/]|/*[^/])') || !self.uri.startsWith('file://')"
     dots = f"!({known}) || !self.uri.matches('(://|/)[.][.]?(/|$)')"
     return (
-        _uri_rule(unless=has_scheme, hint=computed(f"self.uri.startsWith('/') ? 'write file://' + self.uri : {unreadable}")),
+        _uri_rule(unless=has_scheme, hint=computed(f"self.uri.startsWith('/') ? {template('write file://<<self.uri>>')} : {unreadable}")),
         _uri_rule(unless=f"!({has_scheme}) || {known}", hint="known: " + ", ".join(f"{scheme}://" for scheme in schemes)),
         _uri_rule(
             unless="!self.uri.matches('^file://[^/]')",
@@ -71,10 +69,10 @@ def without_credentials(fields: tuple[tuple[str, ...], ...]) -> tuple[CelRule, .
 
 def _bare(value: str, scheme: str, tail: str) -> str:
     """CEL: `; write https://host` for an endpoint that becomes right without its path; else empty."""
-    whole = f"{value}.contains('://') ? {value} : {quoted(scheme)} + {value}"
-    bare = "w.split('://')[0] + '://' + w.substring(w.indexOf('://') + 3).split('/')[0]"
+    whole = f"{value}.contains('://') ? {value} : {template(f'{scheme}<<{value}>>')}"
+    bare = template("<<w.split('://')[0]>>://<<w.substring(w.indexOf('://') + 3).split('/')[0]>>")
     more = f"w.substring(w.indexOf('://') + 3).contains('/') ? {quoted(tail)} : ''"
-    return let("w", whole, let("b", bare, f"b.matches({quoted(ENDPOINT)}) ? '; write ' + b + ({more}) : ''"))
+    return let("w", whole, let("b", bare, f"b.matches({quoted(ENDPOINT)}) ? {template(f'; write <<b>><<{more}>>')} : ''"))
 
 
 def endpoint() -> tuple[CelRule, ...]:

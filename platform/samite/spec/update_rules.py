@@ -9,7 +9,7 @@ The API server enforces these as transition rules; Python says the same to `sami
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from samite.spec.cel import CelRule, computed, let, template
+from samite.spec.cel import CelRule, computed, first_with, indices, let, template
 from samite.spec.rules import Document, Finding, part, stages
 
 
@@ -71,21 +71,21 @@ def _fixed_cel(keys: tuple[str, ...]) -> CelRule:
         at="spec",
         field="." + ".".join(keys),
         holds=f"has({here}) == has({there}) && (!has({here}) || {here} == {there})",
-        says=f"wanted <<has({there}) ? string({there}) : 'no {name}'>>, as when the run was submitted; "
-        f"found <<has({here}) ? string({here}) : 'nothing'>>; keep it, or {_ANOTHER}",
+        says=f"wanted <<has({there}) ? {there} : 'no {name}'>>, as when the run was submitted; "
+        f"found <<has({here}) ? {here} : 'nothing'>>; keep it, or {_ANOTHER}",
     )
 
 
 def _moved() -> str:
     """CEL: the message about the first stage that began and is not as it was."""
     begun = "oldSelf.spec.stages.filter(o, o.name in self.status.startedStages)"
-    first = f"{begun}.filter(o, !self.spec.stages.exists(n, n == o) || self.spec.stages[{begun}.map(x, x.name).indexOf(o.name)].name != o.name)[0]"
+    first = first_with("(i >= self.spec.stages.size() || self.spec.stages[i] != b[i])", 16, of="b")
     says = template(
-        f"[<<{begun}.map(x, x.name).indexOf(b)>>]: wanted <<b>> as it was when it began; found "
-        "<<self.spec.stages.exists(n, n.name == b) ? 'another place or other values' : 'no such stage'>>; "
+        "[<<i>>]: wanted <<b[i].name>> as it was when it began; found "
+        "<<self.spec.stages.exists(n, n.name == b[i].name) ? 'another place or other values' : 'no such stage'>>; "
         "change later stages, or submit another run that loads its checkpoint"
     )
-    return let("b", f"{first}.name", says)
+    return let("b", begun, let("i", first, says))
 
 
 UPDATE_RULES = (
@@ -104,10 +104,11 @@ UPDATE_RULES = (
                 at="",
                 field=".spec.stages",
                 holds="!has(self.status) || !has(self.status.startedStages) || "
-                "(oldSelf.spec.stages.all(o, !(o.name in self.status.startedStages) || self.spec.stages.exists(n, n == o)) && "
-                "oldSelf.spec.stages.filter(o, o.name in self.status.startedStages).map(o, o.name) == "
-                "self.spec.stages.filter(n, n.name in self.status.startedStages).map(n, n.name) && "
-                "self.spec.stages.map(n, n.name in self.status.startedStages ? 0 : 1).isSorted())",
+                + let(
+                    "b",
+                    "oldSelf.spec.stages.filter(o, o.name in self.status.startedStages)",
+                    f"b.size() <= self.spec.stages.size() && {indices(16)}.all(i, i >= b.size() || self.spec.stages[i] == b[i])",
+                ),
                 says=computed(_moved()),
             ),
         ),
