@@ -13,7 +13,7 @@ STAMP := $(VENV)/.synced
 export RAY_ENABLE_UV_RUN_RUNTIME_ENV := 0
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-fast drills lint format bench soak-local test-gpu bench-gpu clean
+.PHONY: help setup demo demo-kubernetes test test-fast drills lint format bench soak-local test-gpu bench-gpu clean
 help:
 	@sed -n '2,9s/^# \{0,1\}//p' Makefile
 
@@ -30,6 +30,10 @@ $(STAMP): uv.lock pyproject.toml
 
 demo: setup
 	@$(BIN)/python examples/quickstart/demo.py
+
+# The same on Kubernetes: in the cluster of KUBECONFIG, or in a cluster in a box (Linux, root, Go; make cluster-tools builds it once).
+demo-kubernetes: setup
+	@$(BIN)/python examples/kubernetes/demo.py
 
 # First what shares the machine well, on two workers; then the tests that start Ray clusters, one at a time.
 test: setup
