@@ -9,6 +9,7 @@ environment variable SAMITE_FAULTS of an attempt. Both hold `{"faults": [{"kind"
     exception  the rank raises InjectedFaultError
     oom        the rank raises MemoryError, as a failed host allocation does
     kill       the rank sends itself SIGKILL when it reaches `point`
+    stop       the rank sends itself SIGSTOP: it lives, answers nothing, and trains nothing
 
 A fault fires `times` times over the whole run: each firing first leaves a marker in `control/fired/`, so that a restarted rank does not
 repeat what its predecessor already suffered. Points of `kill` are reached by name: `step` in the loop, `checkpoint.<phase>` in the writer.
@@ -18,14 +19,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 FAULTS_VARIABLE = "SAMITE_FAULTS"
 NEXT_STEP = -1
 """As `step`: the first step that the rank runs after it has read the fault."""
-KINDS = ("nan", "sleep", "slow", "exception", "oom", "kill")
+KINDS = ("nan", "sleep", "slow", "exception", "oom", "kill", "stop")
 
 
 class InjectedFaultError(RuntimeError):
@@ -77,7 +78,7 @@ class FaultPlan:
     def begin_step(self, step: int) -> None:
         """Run what is due before the forward pass of optimizer step `step` (counted from 1)."""
         self._refresh()
-        for fault in self._due(step, kinds=("sleep", "exception", "oom", "kill")):
+        for fault in self._due(step, kinds=("sleep", "exception", "oom", "kill", "stop")):
             if fault.kind == "kill" and fault.point != "step":
                 continue
             if not self._claim(fault):
@@ -88,8 +89,10 @@ class FaultPlan:
                 raise InjectedFaultError(f"fault {fault.id} was asked for: rank {self._rank} raises in step {step}")
             elif fault.kind == "oom":
                 raise MemoryError(f"fault {fault.id} was asked for: rank {self._rank} is out of memory in step {step}")
+            elif fault.kind == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
             else:
-                os.kill(os.getpid(), signal.SIGKILL)
+                _kill_this_process()
 
     def poisons_gradient(self, step: int) -> bool:
         """Whether the rank must write a NaN into its gradient in this step."""
@@ -105,7 +108,7 @@ class FaultPlan:
         """Called where a kill is worth testing; kills the process if a fault names this point and a step up to `step`."""
         for fault in self._active:
             if fault.kind == "kill" and fault.point == point and step >= fault.step and self._claim(fault):
-                os.kill(os.getpid(), signal.SIGKILL)
+                _kill_this_process()
 
     def _due(self, step: int, kinds: tuple[str, ...]) -> list[Fault]:
         return [f for f in self._active if f.kind in kinds and (f.step in (NEXT_STEP, step) or (f.times > 1 and step > f.step))]
@@ -135,12 +138,25 @@ class FaultPlan:
 
 
 _plan: FaultPlan | None = None
+_last_words: Callable[[], object] | None = None
 
 
 def install(plan: FaultPlan | None) -> None:
     """Make `plan` the one that `reach` asks; None switches faults off."""
     global _plan
     _plan = plan
+
+
+def before_kill(last_words: Callable[[], object] | None) -> None:
+    """Call `last_words` before a `kill`: the mark that it has fired must leave a pod whose folder nobody else sees. None: nothing is called."""
+    global _last_words
+    _last_words = last_words
+
+
+def _kill_this_process() -> None:
+    if _last_words is not None:
+        _last_words()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def reach(point: str, step: int = 0) -> None:

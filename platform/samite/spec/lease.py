@@ -24,6 +24,9 @@ FAILURES = "samite.dev/failures"
 CHECKPOINTS = "samite.dev/checkpoints"
 STACKS = "samite.dev/stacks"
 """JSON map from the request of a `stacks.json` to the number of ranks that have answered it."""
+WRITTEN_BY_DRIVER = (HEARTBEATS, RESULT, FAILURES, CHECKPOINTS, STACKS)
+"""Who names a new submission takes these away with the same write: they were the last one's."""
+RUN_UID_LABEL = "samite.dev/run-uid"
 
 RENEW_S = 2.0
 """How often the driver renews."""
@@ -69,21 +72,26 @@ class LeaseReport:
 
 
 def read_lease(annotations: Mapping[str, str], *, seen_at_s: float) -> LeaseReport:
-    """The report in a Lease's annotations; `seen_at_s` is when its last renewal was seen, on the reader's monotonic clock. Damaged parts are left out."""
+    """The report in a Lease's annotations; `seen_at_s` is when its last renewal was seen, on the reader's monotonic clock.
+
+    Damaged parts are left out, and so are heartbeats and a result of another submission than the Lease names: a driver's last words about itself.
+    """
     table = _parsed(annotations.get(HEARTBEATS), list | dict) or []
     rows = table if isinstance(table, list) else table.get("slowest", [])
-    signs = tuple(sign for row in rows if (sign := _sign(row, seen_at_s)) is not None)
+    submission = annotations.get(SUBMISSION, "")
+    signs = tuple(sign for row in rows if (sign := _sign(row, seen_at_s)) is not None and sign.heartbeat.submission_id == submission)
     summary = table if isinstance(table, dict) else {}
     steps = [sign.heartbeat.step for sign in signs]
+    result = _document(AttemptResult, _parsed(annotations.get(RESULT), dict))
     newest = _parsed(annotations.get(CHECKPOINTS), dict) or {}
     stacks = _parsed(annotations.get(STACKS), dict) or {}
     return LeaseReport(
-        submission_id=annotations.get(SUBMISSION, ""),
+        submission_id=submission,
         signs=signs,
         num_ranks=int(summary.get("ranks", len(signs))),
         min_step=int(summary.get("min_step", min(steps, default=-1))),
         max_step=int(summary.get("max_step", max(steps, default=-1))),
-        result=_document(AttemptResult, _parsed(annotations.get(RESULT), dict)),
+        result=result if result is not None and result.submission_id == submission else None,
         failures=tuple(
             report for row in _parsed(annotations.get(FAILURES), list) or [] if (report := _document(FailureReport, row)) is not None
         ),

@@ -11,6 +11,7 @@ from samite.spec.lease import (
     HEARTBEATS,
     RESULT,
     STACKS,
+    SUBMISSION,
     RankSign,
     attempt_number,
     failures_annotation,
@@ -18,6 +19,8 @@ from samite.spec.lease import (
     read_lease,
     result_annotation,
 )
+
+MINE = "demo-s00-a1"
 
 
 def sign(rank: int, *, step: int = 5, beat_at_s: float = 90.0, heard_at_s: float = 99.0, **more) -> RankSign:
@@ -31,7 +34,7 @@ def sign(rank: int, *, step: int = 5, beat_at_s: float = 90.0, heard_at_s: float
 def test_ages_travel_and_the_reader_holds_them_on_its_own_clock():
     text = heartbeats_annotation([sign(1, cpu_share=0.5, cpu_window_s=6.0), sign(0)], now_s=100.0)
     assert "monotonic_s" not in text
-    report = read_lease({HEARTBEATS: text}, seen_at_s=7000.0)
+    report = read_lease({SUBMISSION: MINE, HEARTBEATS: text}, seen_at_s=7000.0)
     assert [found.heartbeat.rank for found in report.signs] == [0, 1]
     assert (report.signs[1].heartbeat.monotonic_s, report.signs[1].heard_at_s, report.signs[1].cpu_share) == (6990.0, 6999.0, 0.5)
     assert (report.num_ranks, report.min_step, report.max_step) == (2, 5, 5)
@@ -40,7 +43,7 @@ def test_ages_travel_and_the_reader_holds_them_on_its_own_clock():
 def test_of_many_ranks_the_slowest_the_lead_and_the_youngest_heartbeat_travel():
     signs = [sign(rank, step=1000 + rank, beat_at_s=99.5 if rank == 777 else 90.0) for rank in range(2000)]
     text = heartbeats_annotation(signs, now_s=100.0)
-    report = read_lease({HEARTBEATS: text}, seen_at_s=100.0)
+    report = read_lease({SUBMISSION: MINE, HEARTBEATS: text}, seen_at_s=100.0)
     assert [found.heartbeat.rank for found in report.signs] == [*range(16), 777, 1999]
     assert (report.num_ranks, report.min_step, report.max_step) == (2000, 1000, 2999)
     assert len(text) < 8000
@@ -61,7 +64,7 @@ def test_failures_keep_the_first_cause_whole_within_their_bytes():
 
 def test_a_result_comes_back_and_its_long_traceback_keeps_its_end():
     result = AttemptResult(outcome="failed", submission_id="a", step=3, tokens=4, failure={"traceback": "x" * 9000 + "end"})
-    back = read_lease({RESULT: result_annotation(result)}, seen_at_s=0.0).result
+    back = read_lease({SUBMISSION: "a", RESULT: result_annotation(result)}, seen_at_s=0.0).result
     assert back is not None
     assert (back.step, back.failure["traceback"][-3:], len(back.failure["traceback"])) == (3, "end", 4000)
 
@@ -70,6 +73,13 @@ def test_a_result_comes_back_and_its_long_traceback_keeps_its_end():
 def test_damaged_annotations_say_nothing(text: str):
     report = read_lease({HEARTBEATS: text, RESULT: text, FAILURES: text}, seen_at_s=0.0)
     assert (report.signs, report.result, report.failures) == ((), None, ())
+
+
+def test_what_another_submission_left_is_not_this_ones():
+    result = result_annotation(AttemptResult(outcome="stage_complete", submission_id=MINE, step=3, tokens=4))
+    left = {HEARTBEATS: heartbeats_annotation([sign(0)], now_s=100.0), RESULT: result}
+    report = read_lease({SUBMISSION: "demo-s00-a2", **left}, seen_at_s=0.0)
+    assert (report.signs, report.result) == ((), None)
 
 
 def test_answered_stack_requests_are_counted():
