@@ -75,7 +75,7 @@ def follow_run(client: "RunClient[Any]", run: Any, choice: "LogChoice | None" = 
             try:
                 status = client.status(run)
                 settled = bool(status.get("settled", False))
-                for stream in logs.streams():
+                for stream in logs.streams(last=settled):
                     for line in stream.drain(last=settled):
                         _print(stream.label, line, pattern)
                 silent = False

@@ -72,8 +72,11 @@ class LogStream(Protocol):
 class Logs(Protocol):
     """The chosen logs of a run."""
 
-    def streams(self) -> Sequence[LogStream]:
-        """Those that exist now, in the order of attempts. A stream is the same object in every call, so that draining goes on."""
+    def streams(self, *, last: bool = False) -> Sequence[LogStream]:
+        """Those that exist now, in the order of attempts. A stream is the same object in every call, so that draining goes on.
+
+        `last`: the run is over, and this is the last call.
+        """
         ...
 
 

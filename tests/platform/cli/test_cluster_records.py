@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from served_api import World
 
+from samite.checkpoint import open_store
+from samite.checkpoint.records import part_key, recorded_files
 from samite.engines.kuberay.api import EVENT, LEASE, POD, TRAINING_RUN
 from samite.engines.kuberay.client_events import reason_of
+from samite.engines.kuberay.client_records import RecordLog
 from samite.telemetry.events import EventRecord
 from samite.telemetry.instruments import Severity
 
@@ -73,7 +76,7 @@ def pod(
 
 def test_events_of_storage_and_of_the_cluster_are_one_story_in_the_order_of_time(shell, stored, world: World, storage: Path):
     stored(uri=f"file://{storage}")
-    record(storage, "demo-s00-a1/events/driver.jsonl", event("samite.checkpoint.committed", 1_796_000_010.0))
+    record(storage, "demo-s00-a1/events/events.000000.jsonl", event("samite.checkpoint.committed", 1_796_000_010.0))
     record(storage, "operator/events/00000.jsonl", event("samite.restart.decided", 1_796_000_020.123, service="samite-operator"))
     stamp = "2026-11-30T00:53:40.123000Z"
     kubernetes_event(
@@ -110,14 +113,30 @@ def test_without_storage_the_events_of_the_cluster_are_shown_and_what_is_missing
 def test_logs_of_ranks_are_read_from_storage_when_every_pod_is_gone(shell, stored, storage: Path):
     stored(phase="Succeeded", uri=f"file://{storage}")
     for attempt in (1, 2):
-        record(storage, f"demo-s00-a{attempt}/logs/rank-0.log", f"attempt {attempt}\n")
-        record(storage, f"demo-s00-a{attempt}/logs/rank-1.log", b"bad \xff byte \x1b[31m\n")
-        record(storage, f"demo-s00-a{attempt}/logs/driver.log", "driver\n")
+        record(storage, f"demo-s00-a{attempt}/logs/rank-0.000000.log", f"attempt {attempt}\n")
+        record(storage, f"demo-s00-a{attempt}/logs/rank-1.000000.log", b"bad \xff byte \x1b[31m\n")
+        record(storage, f"demo-s00-a{attempt}/logs/driver.000000.log", "driver\n")
     assert shell(*PROD, "logs", "demo", "--rank", "0").stdout == "a2 rank-0: attempt 2\n"
     assert shell(*PROD, "logs", "demo", "--rank", "0", "--attempt", "0").stdout == "a1 rank-0: attempt 1\na2 rank-0: attempt 2\n"
     assert shell(*PROD, "logs", "demo", "--rank", "1").stdout == "a2 rank-1: bad \N{REPLACEMENT CHARACTER} byte \n"
     assert shell(*PROD, "logs", "demo", "--source", "driver").stdout == "a2 driver: driver\n"
     assert shell(*PROD, "logs", "demo", "-f", "--source", "all").stdout.count("\n") == 3
+
+
+def test_a_recorded_log_of_many_parts_is_one_log_also_when_a_part_is_cut_at_a_line(tmp_path: Path):
+    store = open_store(str(tmp_path))
+    log = RecordLog(store, "demo-s00-a1", "logs/rank-0.log")
+    parts = [part_key("demo-s00-a1", "logs/rank-0.log", number) for number in range(3)]
+    store.put(parts[0], b"one\ntwo\nthr")
+    log.listed(parts[:1])
+    assert list(log.drain()) == ["one", "two"]
+    assert list(log.drain()) == []
+    store.put(parts[0], b"one\ntwo\n")
+    store.put(parts[1], b"three\nfour\n")
+    store.put(parts[2], b"five")
+    assert recorded_files(store, "demo-s00-a1") == {"logs/rank-0.log": parts}
+    log.listed(parts)
+    assert list(log.drain(last=True)) == ["three", "four", "five"]
 
 
 def test_logs_of_nodes_come_from_their_pods_through_the_server(shell, stored, world: World, storage: Path):
@@ -158,7 +177,7 @@ def test_a_source_without_logs_is_not_found(shell, stored, storage: Path):
 def test_describe_shows_pods_attempts_and_places(shell, stored, world: World, storage: Path):
     stored(uri=f"file://{storage}")
     pod(world, "demo-head", role="head", container="ray-head")
-    record(storage, "demo-s00-a1/logs/driver.log", "x\n")
+    record(storage, "demo-s00-a1/logs/driver.000000.log", "x\n")
     text = shell(*PROD, "describe", "demo").stdout
     assert "cluster      demo-s00-1a2b3\n" in text
     assert f"records      file://{storage}/records\n" in text
@@ -173,7 +192,7 @@ def test_the_report_is_made_of_what_storage_holds(shell, stored, storage: Path, 
     stored(phase="Succeeded", uri=f"file://{storage}")
     for attempt in (1, 2):
         line = {"time": 1_796_000_000.0 + attempt, "step": attempt, "metrics": {}}
-        record(storage, f"demo-s00-a{attempt}/metrics/rank-0.jsonl", json.dumps(line) + "\n")
+        record(storage, f"demo-s00-a{attempt}/metrics/rank-0.000000.jsonl", json.dumps(line) + "\n")
     record(storage, "operator/events/00000.jsonl", event("samite.run.phase.changed", 1_796_000_000.0, service="samite-operator"))
     target = tmp_path / "out.html"
     assert shell(*PROD, "report", "demo", "-o", str(target)).stdout == f"{target}\n"

@@ -127,19 +127,20 @@ class ClusterEngine:
 
     def details(self, run: ClusterRun) -> dict[str, Any]:
         """Namespace, cluster, pods, attempts and places."""
-        from samite.engines.kuberay import client_records
+        from samite.checkpoint.records import RECORDS
+        from samite.engines.kuberay.client_records import submissions
 
         uri = str(run.checkpoint.get("uri", ""))
         attempts: list[str] = []
         try:
-            attempts = client_records.submissions(self.store(run))
+            attempts = submissions(self.store(run))
         except (SamiteError, OSError) as error:
             self.tell(f"the records in storage were not read: {error}")
         return {
             "namespace": run.namespace,
             "cluster": str((run.document.get("status") or {}).get("clusterId") or ""),
             "checkpoints": uri,
-            "records": f"{uri.rstrip('/')}/{client_records.ROOT.rstrip('/')}" if uri else "",
+            "records": f"{uri.rstrip('/')}/{RECORDS.rstrip('/')}" if uri else "",
             "attempts": attempts,
             "pods": self._pods(run),
         }

@@ -8,12 +8,12 @@ import json
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
 
 from samite.engines.base import Blow, who
 from samite.engines.kuberay import names
 from samite.engines.kuberay.api import EVENT, LEASE, POD, ConflictApiError, Document, KubernetesApi
 from samite.engines.kuberay.client_run import ClusterRun
+from samite.engines.kuberay.control import control_documents
 from samite.errors import ConflictError, NotFoundError, SamiteError, UsageError
 from samite.spec.lease import CONTROL, lease_name
 
@@ -63,7 +63,7 @@ def _fault(api: KubernetesApi, run: ClusterRun, blow: Blow) -> str:
             lease = api.get(LEASE, run.namespace, lease_name(run.name))
         except NotFoundError:
             raise NotFoundError(f"no attempt of run {run.name!r} is under way, so no rank can be asked. See: samite status") from None
-        control = _control(lease)
+        control = control_documents(lease["metadata"].get("annotations") or {})
         faults = list((control.get(FAULTS_FILE) or {}).get("faults", ()))
         fault["id"] = f"chaos-{time.time_ns()}"
         control[FAULTS_FILE] = {"faults": [*faults, fault]}
@@ -76,14 +76,6 @@ def _fault(api: KubernetesApi, run: ClusterRun, blow: Blow) -> str:
         _announce(api, run, blow.kind, f"rank {blow.rank}")
         return f"asked rank {blow.rank} of {run.name} for: {blow.kind}"
     raise ConflictError(f"the Lease {lease_name(run.name)} changed {_TRIES} times while it was read; nothing was asked. Try again")
-
-
-def _control(lease: Document) -> dict[str, Any]:
-    try:
-        found = json.loads((lease["metadata"].get("annotations") or {}).get(CONTROL) or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_alive(pod: Document) -> bool:

@@ -1,16 +1,18 @@
 """Logs of a run on Kubernetes: of ranks and driver from the records in storage, of nodes and operator from their pods.
 
-Ranks and drivers print inside Ray, not to their pod; the driver uploads what they print each 10 s, and it stays. A pod's own log is what Ray's
+Ranks and drivers print inside Ray, not to their pod; the driver records what they print within a minute, and it stays. A pod's own log is what Ray's
 node says, and is there as long as the pod is.
 """
 
+import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from samite.checkpoint.records import recorded_files
 from samite.engines.base import LogChoice, LogStream
 from samite.engines.kuberay import names
 from samite.engines.kuberay.api import POD, Document
-from samite.engines.kuberay.client_records import RecordLog, keys, submissions
+from samite.engines.kuberay.client_records import RecordLog, submissions
 from samite.engines.kuberay.client_run import ClusterRun
 from samite.engines.log_lines import LineDecoder
 from samite.errors import NotFoundError, SamiteError, TemporaryError
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from samite.engines.kuberay.client_connection import CommandApi
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "samite", "app.kubernetes.io/component": "operator"}
+
+
+LIST_PERIOD_S = 3.0
 
 
 class ClusterLogs:
@@ -44,43 +49,52 @@ class ClusterLogs:
         self._operator_namespace = operator_namespace
         self._tell = tell
         self._told = False
-        self._streams: dict[Any, LogStream] = {}
+        self._listed_at_s = float("-inf")
+        self._recorded: dict[tuple[str, str], RecordLog] = {}
+        self._pods: dict[tuple[str, str], PodLog] = {}
 
-    def streams(self) -> list[LogStream]:
+    def streams(self, *, last: bool = False) -> list[LogStream]:
         """What there is now. Without storage, pods alone are shown, with a remark, unless only storage was asked for."""
         source = self._choice.source
         found: list[LogStream] = []
         if source in {"rank", "driver", "all"}:
-            found += self._of_records(required=source != "all" and not self._streams)
+            found += self._of_records(required=source != "all" and not self._recorded, anew=last)
         if source in {"node", "all"} and not self._choice.ranks:
             found += self._of_pods(self._run.namespace, {names.RUN: self._run.name}, only="")
         if source in {"operator", "supervisor"}:
             found += self._of_pods(self._operator_namespace, OPERATOR_LABELS, only=self._run.name)
         return found
 
-    def _of_records(self, *, required: bool) -> list[LogStream]:
-        try:
-            self._store = self._store or self._open_store()
-            chosen = [key for submission in self._submissions() for key in keys(self._store, f"{submission}/logs") if self._wants(key)]
-        except (SamiteError, OSError) as error:
-            if required:
-                raise
-            if not self._told:
-                self._told = True
-                self._tell(f"logs of ranks and drivers lie in storage, which was not read: {error}")
-            return [stream for stream in self._streams.values() if isinstance(stream, RecordLog)]
-        store = self._store
-        return [self._streams.setdefault(key, RecordLog(store, key)) for key in chosen]
+    def _of_records(self, *, required: bool, anew: bool) -> list[LogStream]:
+        """Listed each few seconds: the driver writes no more often."""
+        now_s = time.monotonic()
+        if anew or now_s - self._listed_at_s >= LIST_PERIOD_S:
+            self._listed_at_s = now_s
+            try:
+                self._store = self._store or self._open_store()
+                self._list(self._store)
+            except (SamiteError, OSError) as error:
+                if required:
+                    raise
+                if not self._told:
+                    self._told = True
+                    self._tell(f"logs of ranks and drivers lie in storage, which was not read: {error}")
+        return list(self._recorded.values())
 
-    def _submissions(self) -> list[str]:
-        found = submissions(self._store) if self._store is not None else []
-        if self._choice.attempt is None:
-            return found[-1:]
-        return [name for name in found if self._choice.attempt in {0, attempt_number(name)}]
+    def _list(self, store: "Store") -> None:
+        found = submissions(store)
+        wanted = found[-1:] if self._choice.attempt is None else [n for n in found if self._choice.attempt in {0, attempt_number(n)}]
+        for submission in wanted:
+            files = recorded_files(store, submission)
+            for name in sorted(filter(self._wants, files), key=_order):
+                log = self._recorded.setdefault((submission, name), RecordLog(store, submission, name))
+                log.listed(files[name])
 
-    def _wants(self, key: str) -> bool:
-        name = key.rpartition("/")[2].removesuffix(".log")
-        kind, _, number = name.rpartition("-")
+    def _wants(self, name: str) -> bool:
+        folder, _, file = name.rpartition("/")
+        kind, _, number = file.removesuffix(".log").rpartition("-")
+        if folder != "logs" or not file.endswith(".log"):
+            return False
         if kind == "rank" and number.isdigit():
             return self._choice.source in {"rank", "all"} and (not self._choice.ranks or int(number) in self._choice.ranks)
         return self._choice.source in {"driver", "all"} and not self._choice.ranks
@@ -94,7 +108,7 @@ class ClusterLogs:
                 several = len(pod["spec"]["containers"]) > 1
                 label = f"{pod['metadata']['name']} {container}" if several else pod["metadata"]["name"]
                 stream = PodLog(self._api, namespace, pod["metadata"]["name"], container, label=label, only=only)
-                found.append(self._streams.setdefault(key, stream))
+                found.append(self._pods.setdefault(key, stream))
         return found
 
 
@@ -128,6 +142,12 @@ class PodLog:
             self._same.add(line)
             if self._only in text:
                 yield text
+
+
+def _order(name: str) -> tuple[bool, int, str]:
+    """Driver first, then ranks by number."""
+    number = name.removesuffix(".log").rpartition("-")[2]
+    return number.isdigit(), int(number) if number.isdigit() else 0, name
 
 
 def started_containers(pod: Document) -> list[str]:

@@ -1,6 +1,5 @@
 """A TrainingRun as commands see it, and the documents they send: pure functions between the API server's objects and the CLI's."""
 
-import json
 import re
 import secrets
 import time
@@ -8,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from samite.engines.kuberay import names
 from samite.engines.kuberay.api import TRAINING_RUN, Document
-from samite.lifecycle import RequestKind
+from samite.engines.kuberay.wishes import request_annotation
+from samite.lifecycle import Request, RequestKind
 
 if TYPE_CHECKING:
     from samite.spec import TrainingRun
@@ -109,8 +108,8 @@ def same_run(existing: Document, wanted: Document) -> bool:
 def request_patch(kind: RequestKind, *, argument: str, by: str, windows: tuple[tuple[int, int], ...]) -> tuple[str, dict[str, str]]:
     """Id and annotation of one request. Ids sort by time, as those of the local engine do."""
     request_id = f"{time.time_ns():020d}-{kind.value}-{secrets.token_hex(3)}"
-    body = {"verb": kind.value, "argument": argument, "by": by, "windows": [list(window) for window in windows]}
-    return request_id, {f"{names.REQUEST_PREFIX}{request_id}": json.dumps(body)}
+    name, text = request_annotation(Request(request_id=request_id, kind=kind, argument=argument, by=by, windows=windows))
+    return request_id, {name: text}
 
 
 def own_metadata(document: Document) -> dict[str, Any]:

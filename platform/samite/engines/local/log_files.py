@@ -17,7 +17,7 @@ class LogFiles:
         self._choice = choice
         self._open: dict[Path, LogFile] = {}
 
-    def streams(self) -> list[LogStream]:
+    def streams(self, *, last: bool = False) -> list[LogStream]:  # noqa: ARG002 - a file is as new as its last byte
         """The files that exist now, in the order of attempts."""
         return [self._open.setdefault(file, LogFile(file)) for file in self.files()]
 
