@@ -12,7 +12,6 @@ from samite.engines.kuberay.api import Document, GoneApiError, Kind, KubernetesA
 from samite.engines.kuberay.runtime import Runtime
 from samite.lifecycle import Memory, Phase
 from samite.spec import TrainingRun
-from samite.spec.runtime import RuntimeSpec
 from samite.spec.runtime_resolution import DEFAULT_NAME, ResolvedRuntime, resolve
 
 CLUSTER_RUNTIME = Kind(
@@ -36,15 +35,15 @@ class Runtimes:
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
 
-    def choose(self, run: TrainingRun, document: Document, memory: Memory, pinned: Mapping[str, Any]) -> Chosen:
+    def choose(self, run: TrainingRun, memory: Memory, pinned: Mapping[str, Any]) -> Chosen:
         """The runtime of `run`. Raises SpecError if there is no such runtime or it does not allow what the run changes, ApiError if it cannot be read."""
         if pinned.get("content") and not _open(memory):
             try:
-                return _chosen(ResolvedRuntime.unpin(pinned), document, dict(pinned))
+                return _chosen(ResolvedRuntime.unpin(pinned), dict(pinned))
             except ValueError:
                 pass  # Damaged by hand: the present one is better than none.
         found = resolve(run, self._candidates(run))
-        return _chosen(found, document, found.pin())
+        return _chosen(found, found.pin())
 
     def _candidates(self, run: TrainingRun) -> list[Document]:
         wanted = run.spec.runtime_ref
@@ -75,29 +74,6 @@ def _open(memory: Memory) -> bool:
     return memory.phase is Phase.HELD and memory.reason == "CannotStart"
 
 
-def _chosen(found: ResolvedRuntime, document: Document, pin: Document) -> Chosen:
-    return Chosen(runtime=engine_runtime(found, document), pin=pin)
-
-
-def engine_runtime(found: ResolvedRuntime, run: Document) -> Runtime:
-    """The engine's `Runtime`: the same facts, with the run's queue, as plain values."""
-    spec: RuntimeSpec = found.spec
-    document = spec.to_document()
-    shared = document.pop("env", [])
-    for role in ("head", "worker"):
-        pods = document.get(role) or {}
-        document[role] = {
-            **pods,
-            "resources": pods.get("extendedResources", {}),
-            "env": [*shared, *pods.get("env", [])],
-            **({"cpuLimit": pods["cpuLimit"]} if pods.get("cpuLimit") else {}),
-        }
-    redis = document.get("headFaultTolerance")
-    if redis:
-        document["headFaultTolerance"] = {
-            "redisAddress": redis["redisAddress"],
-            "passwordSecretKeyRef": redis.get("password"),
-            "storageNamespace": redis.get("externalStorageNamespace", ""),
-        }
-    queue = (run.get("spec") or {}).get("queue")
-    return Runtime.from_document({**document, **({"queue": queue} if queue else {})}, name=found.name, generation=found.generation)
+def _chosen(found: ResolvedRuntime, pin: Document) -> Chosen:
+    runtime = Runtime.from_document(found.spec.to_document(), name=found.name, generation=found.generation)
+    return Chosen(runtime=runtime, pin=pin)

@@ -96,7 +96,7 @@ class Turns:
         before = run.get("status") or {}
         document = planned.document(run)
         try:
-            chosen = services.runtimes.choose(planned.run, document, memory, before.get("runtime") or {})
+            chosen = services.runtimes.choose(planned.run, memory, before.get("runtime") or {})
         except SpecError as error:
             return refuse(services, run, state, error, reason="RuntimeRefused")
         engine = services.engine(run["metadata"]["namespace"])
