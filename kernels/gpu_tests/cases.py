@@ -1,6 +1,7 @@
 # ruff: noqa: INP001 - tests that travel with this folder
 """Random KDA inputs in every gate regime, the float64 reference beside them, and relative errors."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -9,6 +10,9 @@ from samite_kernels.kda.chunkwise import chunkwise_core
 from samite_kernels.kda.documents import Documents
 from samite_kernels.kda.gate import bounded_log_decay, l2_normalize
 
+_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+on_hopper = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a GPU of compute capability 9.0")]
+"""The `pytestmark` of every test file here."""
 REGIMES = ("steep", "floor", "mixed", "init", "none", "tiles")
 INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias")
 Results = dict[str, Tensor]

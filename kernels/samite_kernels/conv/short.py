@@ -36,10 +36,11 @@ def short_conv(
         )
     taps, documents = checked(x, weight, cu_seqlens=cu_seqlens, initial_state=initial_state)
     y = short_conv_sm90(x, taps, documents, initial_state, activation=activation)
-    return y, _last_inputs(x.flatten(0, 1), documents, taps.shape[1] - 1, initial_state) if output_final_state else None
+    return y, last_inputs(x.flatten(0, 1), documents, taps.shape[1] - 1, initial_state) if output_final_state else None
 
 
-def _last_inputs(x: Tensor, documents: Documents, history: int, initial_state: Tensor | None) -> Tensor:
+def last_inputs(x: Tensor, documents: Documents, history: int, initial_state: Tensor | None) -> Tensor:
+    """The state after each document, [N, history, D]: the last inputs x [T, D], before them those of the initial state."""
     states: list[Tensor] = []
     for document, piece in enumerate(x.split(list(documents.lengths))):
         before = x.new_zeros(history, x.shape[-1]) if initial_state is None else initial_state[document].to(x.dtype)

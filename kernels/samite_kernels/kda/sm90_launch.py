@@ -72,23 +72,23 @@ reduce = declare("sm90_kda_reduce")
 class ChunkTable:
     """Where each chunk of the documents lies, on the device: `chunks` [C, 4] int32, a row (first token, rows, document, place within it)."""
 
-    def __init__(self, documents: Documents, device: torch.device) -> None:
-        counts = torch.tensor(documents.num_chunks(CHUNK), dtype=torch.int64)
+    def __init__(self, documents: Documents, device: torch.device, chunk_size: int = CHUNK) -> None:
+        counts = torch.tensor(documents.num_chunks(chunk_size), dtype=torch.int64)
         first = torch.zeros(documents.count + 1, dtype=torch.int64)
         first[1:] = counts.cumsum(0)
         self.num_chunks = int(first[-1])
         document = torch.repeat_interleave(torch.arange(documents.count), counts)
         offsets = torch.tensor(documents.offsets, dtype=torch.int64)
         position = torch.arange(self.num_chunks) - first[document]
-        start = offsets[document] + position * CHUNK
-        rows = torch.minimum(offsets[document + 1] - start, torch.tensor(CHUNK))
+        start = offsets[document] + position * chunk_size
+        rows = torch.minimum(offsets[document + 1] - start, torch.tensor(chunk_size))
         self.chunks = torch.stack([start, rows, document, position], 1).to(device, torch.int32)
 
 
 @lru_cache(maxsize=128)
-def chunk_table(documents: Documents, device: torch.device) -> ChunkTable:
+def chunk_table(documents: Documents, device: torch.device, chunk_size: int = CHUNK) -> ChunkTable:
     """Built once per set of documents and device, so that a repeated or captured call copies nothing."""
-    return ChunkTable(documents, device)
+    return ChunkTable(documents, device, chunk_size)
 
 
 Addresses = dict[str, int]
