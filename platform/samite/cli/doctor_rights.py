@@ -12,10 +12,10 @@ RIGHTS: tuple[tuple[str, bool, str, tuple[tuple[str, str, str], ...]], ...] = (
     ("look at runs", True, "samite-viewer", (("get", "samite.dev", "trainingruns"), ("list", "samite.dev", "trainingruns"))),
     ("submit and delete runs", True, "samite-editor", (("create", "samite.dev", "trainingruns"), ("delete", "samite.dev", "trainingruns"))),
     ("cancel, suspend, resume", True, "samite-editor", (("patch", "samite.dev", "trainingruns"),)),
-    ("describe, events", False, "view", (("list", "", "pods"), ("list", "", "events"))),
-    ("logs of nodes", False, "view", (("list", "", "pods"), ("get", "", "pods/log"))),
+    ("read pods and events", False, "view", (("list", "", "pods"), ("list", "", "events"))),
+    ("read logs of nodes", False, "view", (("list", "", "pods"), ("get", "", "pods/log"))),
     (
-        "chaos",
+        "break runs (chaos)",
         False,
         "edit",
         (("delete", "", "pods"), ("get", "coordination.k8s.io", "leases"), ("patch", "coordination.k8s.io", "leases")),
