@@ -1,5 +1,6 @@
 """An operator without a cluster: the fake API server, the lifecycle's simulated world behind the seam of an engine, and a clock that only tests move."""
 
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -135,7 +136,7 @@ class Operator:
         self.metered = MeteredApi(self.api, self.instruments, self.vitals)
         self.cache = ObjectCache(clock=clock)
         self.cached = CachedApi(self.metered, self.cache, self.vitals, watched=(TRAINING_RUN,), clock=clock)
-        self.store = MemoryStore("memory://records")
+        self.store = MemoryStore(f"memory://{secrets.token_hex(8)}")
         self.records = EventRecords()
         self.ledger = BlameLedger(self.metered, host_of=self._host_of, now=clock, clock=clock)
         self.services = Services(
