@@ -131,7 +131,7 @@ def failures_annotation(reports: Iterable[FailureReport]) -> str:
     left = FAILURES_BYTES - 2
     for report in sorted(reports, key=lambda report: report.time_unix_s):
         row = _json(asdict(replace(report, traceback=report.traceback[-_TRACEBACK_CHARACTERS:], message=report.message[:4000])))
-        if len(row) + 1 > left - FAILURES_BYTES // 4 and rows:
+        if len(row) + 1 > (left - FAILURES_BYTES // 4 if rows else left):
             row = _json(asdict(replace(report, traceback="", message=report.message[:400])))
         if len(row) + 1 > left:
             break

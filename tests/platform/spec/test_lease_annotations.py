@@ -62,6 +62,12 @@ def test_failures_keep_the_first_cause_whole_within_their_bytes():
     assert (found[0].rank, len(found[0].traceback), found[-1].traceback) == (0, 4000, "")
 
 
+def test_a_first_cause_that_is_too_large_is_told_all_the_same():
+    report = FailureReport(failure_class="infra", error_type="E", message="\0" * 9000, traceback="\0" * 9000)
+    found = read_lease({FAILURES: failures_annotation([report] * 3)}, seen_at_s=0.0).failures
+    assert [len(failure.message) for failure in found] == [400] * 3
+
+
 def test_a_result_comes_back_and_its_long_traceback_keeps_its_end():
     result = AttemptResult(outcome="failed", submission_id="a", step=3, tokens=4, failure={"traceback": "x" * 9000 + "end"})
     back = read_lease({SUBMISSION: "a", RESULT: result_annotation(result)}, seen_at_s=0.0).result
