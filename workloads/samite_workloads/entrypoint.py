@@ -2,7 +2,8 @@
 
     python   -m samite_workloads.entrypoint --attempt attempt.json    one rank
     torchrun --standalone --nproc-per-node 2 -m samite_workloads.entrypoint --attempt ...    several ranks
-    python   -m samite_workloads.entrypoint --attempt attempt.json --ray      driver of a Ray job (what the engines submit)
+    python   -m samite_workloads.entrypoint --attempt attempt.json --ray      driver of a Ray job (what the local engine submits)
+    python   -m samite_workloads.entrypoint --attempt-env --ray      the same where pods share no folder: attempt in SAMITE_ATTEMPT (docs/heartbeat.md)
     python   -m samite_workloads.entrypoint --run run.yaml --stage 0 --folder DIR    no attempt yet: make one and run it
     python   -m samite_workloads.entrypoint --run run.yaml --folder DIR --ranks 2 --only-write    make one for torchrun and print its path
 
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samite.errors import SpecError
+from samite.errors import SamiteError, SpecError
 from samite.spec.attempt import AttemptSpec
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one attempt; returns the exit code."""
     options = _parser().parse_args(arguments)
+    if options.attempt_env:
+        return _arrived(ray=options.ray, device=options.device)
     try:
         path = Path(options.attempt) if options.attempt else attempt_by_hand(options.run, options.stage, options.folder, options.ranks)
     except SpecError as error:
@@ -40,15 +43,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.only_write:
         _say(str(path))
         return 0
-    attempt = AttemptSpec.read(path)
+    return _run(AttemptSpec.read(path), ray=options.ray, device=options.device, bridged=False)
+
+
+def _arrived(*, ray: bool, device: str) -> int:
+    """Run the attempt in the environment; what is printed is kept in its folder too."""
+    from samite_workloads.bridge.arrival import attempt_from_environment, keep_a_copy
+    from samite_workloads.train.reports import EXIT_DO_NOT_RESTART
+
+    try:
+        attempt = attempt_from_environment()
+    except (ValueError, SamiteError) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_DO_NOT_RESTART
+    keep_a_copy(Path(attempt.run_folder) / "attempts" / attempt.submission_id / "logs" / "driver.log")
+    return _run(attempt, ray=ray, device=device, bridged=ray)
+
+
+def _run(attempt: AttemptSpec, *, ray: bool, device: str, bridged: bool) -> int:
     os.environ.update(attempt.environment)
-    if options.ray:
+    if ray:
         from samite_workloads.train.ray_driver import run_driver
 
-        return run_driver(attempt)
+        return run_driver(attempt, bridged=bridged)
     from samite_workloads.train.ranks import plain_facts, usable_device
 
-    return run_rank(attempt, plain_facts(device_type=usable_device(options.device)))
+    return run_rank(attempt, plain_facts(device_type=usable_device(device)))
 
 
 def run_rank(attempt: AttemptSpec, facts: "RankFacts") -> int:
@@ -109,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--attempt", help="attempt.json that an engine wrote")
+    what.add_argument("--attempt-env", action="store_true", help="the attempt is in SAMITE_ATTEMPT, packed; pods share no folder")
     what.add_argument("--run", help="run.yaml, to start by hand")
     parser.add_argument("--stage", type=int, default=0, help="with --run: index of the stage (default 0)")
     parser.add_argument("--folder", default=f"samite-run-{int(time.time())}", help="with --run: run folder, made if missing")

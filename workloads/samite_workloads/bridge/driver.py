@@ -22,7 +22,7 @@ from samite.checkpoint import StoreOptions, open_store
 from samite.errors import SamiteError
 from samite.spec.attempt import AttemptSpec, write_atomically
 from samite.spec.lease import lease_name
-from samite_workloads.bridge.api_server import ApiServer
+from samite_workloads.bridge.api_server import SERVICE_ACCOUNT, ApiServer
 from samite_workloads.bridge.control_files import ControlFiles
 from samite_workloads.bridge.folder_facts import FolderFacts
 from samite_workloads.bridge.lease import LeaseKeeper
@@ -31,6 +31,8 @@ from samite_workloads.bridge.mirror import FLUSH_S, RecordMirror
 EXIT_FENCED = 93
 LEASE_VARIABLE = "SAMITE_LEASE"
 """Name of the Lease where it is not `<run>-heartbeat`."""
+ACCOUNT_VARIABLE = "SAMITE_SERVICE_ACCOUNT"
+"""Folder of token, CA and namespace where it is not mounted in the usual place."""
 _LAST_RENEWAL_S = 10.0
 _LEAVE_WITHIN_S = 30.0
 
@@ -59,7 +61,7 @@ def bridged_driver(attempt: AttemptSpec) -> Iterator[str]:
 
 def lease_of(attempt: AttemptSpec) -> LeaseKeeper | None:
     """The keeper of the run's Lease; None outside of a pod with a service account, where there is nobody to tell."""
-    api = ApiServer.of_this_pod()
+    api = ApiServer.of_this_pod(account=Path(os.environ.get(ACCOUNT_VARIABLE) or SERVICE_ACCOUNT))
     if api is None:
         _logger.warning("no API server or no service account in this pod: the attempt runs without a Lease")
         return None

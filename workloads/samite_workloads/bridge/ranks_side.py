@@ -36,8 +36,8 @@ def bridged_rank(attempt: AttemptSpec, *, rank: int, local_rank: int, collector:
         yield here
     finally:
         faults.before_kill(None)
-        bridge.close()
         _say(rank, bridge)
+        bridge.close()
 
 
 def _say(rank: int, bridge: RankBridge) -> None:

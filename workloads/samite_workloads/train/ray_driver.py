@@ -34,8 +34,11 @@ CONTROLLER_SETTINGS = {
 """Ray's defaults notice a dead worker after 2 s and a silent one after 600 s; ours are for people who wait. The environment wins over these."""
 
 
-def run_driver(attempt: AttemptSpec) -> int:
-    """Run the attempt on the Ray cluster this job was submitted to; returns the driver's exit code: 0, 1 or 93."""
+def run_driver(attempt: AttemptSpec, *, bridged: bool = False) -> int:
+    """Run the attempt on the Ray cluster this job was submitted to; returns the driver's exit code: 0, 1 or 93.
+
+    `bridged`: the ranks' pods don't share the run folder, so what they write is brought here (docs/heartbeat.md).
+    """
     for name, value in CONTROLLER_SETTINGS.items():
         os.environ.setdefault(name, value)
     address = os.environ.get("RAY_ADDRESS")
@@ -46,24 +49,42 @@ def run_driver(attempt: AttemptSpec) -> int:
         return EXIT_DO_NOT_RESTART
     ray.init(address=address, log_to_driver=True, configure_logging=False)
     try:
-        _trainer(attempt).fit()
-    except TrainingFailedError as error:
-        traceback.print_exception(error)
-        return _failed(attempt, str(error))
+        if bridged:
+            from samite_workloads.bridge.driver import bridged_driver
+
+            with bridged_driver(attempt) as collector:
+                trouble = _fit(attempt, collector)
+                return _failed(attempt, trouble) if trouble else _conclude(attempt)
+        if trouble := _fit(attempt, ""):
+            return _failed(attempt, trouble)
     finally:
         ray.shutdown()
+    return _conclude(attempt)
+
+
+def _fit(attempt: AttemptSpec, collector: str) -> str:
+    """Train; returns what Ray says about a failure, or nothing."""
+    try:
+        _trainer(attempt, collector).fit()
+    except TrainingFailedError as error:
+        traceback.print_exception(error)
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _conclude(attempt: AttemptSpec) -> int:
     result = read_result(attempt)
     return 0 if result is not None and result.outcome != "failed" else _failed(attempt, "the ranks ended without a result")
 
 
-def _trainer(attempt: AttemptSpec) -> "LeanTrainer":
+def _trainer(attempt: AttemptSpec, collector: str) -> "LeanTrainer":
     stage = attempt.run["spec"]["stages"][attempt.stage_index]
     gpus = stage.get("gpusPerWorker", 0)
     storage = Path(attempt.run_folder) / "attempts" / attempt.submission_id / "ray"
     storage.mkdir(parents=True, exist_ok=True)
     return LeanTrainer(
         run_worker,
-        train_loop_config={"attempt": attempt.to_json()},
+        train_loop_config={"attempt": attempt.to_json(), "collector": collector},
         backend_config=RendezvousConfig(backend="nccl" if gpus else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=attempt.num_workers,

@@ -23,10 +23,19 @@ def run_worker(config: dict[str, str]) -> None:
     """Ray Train's train function. Returns normally for failures that a restart of the worker group can't help: the driver reads the reports."""
     attempt = AttemptSpec.from_json(config["attempt"])
     os.environ.update(attempt.environment)
+    from samite_workloads.bridge.ranks_side import bridged_rank
+
+    facts = ray_facts(gpus=int(attempt.run["spec"]["stages"][attempt.stage_index].get("gpusPerWorker", 0)))
+    collector = config.get("collector", "")
+    with bridged_rank(attempt, rank=facts.rank, local_rank=facts.meeting.local_rank, collector=collector) as here:
+        train_and_report(here, facts)
+
+
+def train_and_report(attempt: AttemptSpec, facts: "RankFacts") -> None:
+    """Train in the attempt's run folder, and leave there how it ended. Raises what a restart of the worker group may help."""
     from samite_workloads.train.outcome import attempt_folder, earlier_failure, fail, finish
     from samite_workloads.train.reports import may_restart_in_place
 
-    facts = ray_facts(gpus=int(attempt.run["spec"]["stages"][attempt.stage_index].get("gpusPerWorker", 0)))
     earlier = earlier_failure(attempt)
     if earlier is not None and not may_restart_in_place(earlier):
         return
