@@ -68,9 +68,9 @@ def indices(bound: int) -> str:
 
 
 def repeats(key: str, bound: int) -> str:
-    """The first position in the list `self`, of at most `bound` items, whose `key` stood before; with `first_with` the place where it did."""
-    inner = f"{indices(bound)}.exists(j, j < i && self[j].{key} == self[i].{key})"
-    return f"{indices(bound)}.filter(i, i < self.size() && {inner})[0]"
+    """The first position in the list `self`, of at most `bound` items, whose `key` stood before."""
+    inner = f"n.exists(j, j < i && self[j].{key} == self[i].{key})"
+    return let("n", indices(bound), f"n.filter(i, i < self.size() && {inner})[0]")
 
 
 def first_with(condition: str, bound: int, *, of: str = "self") -> str:

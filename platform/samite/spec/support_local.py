@@ -25,8 +25,8 @@ def local_limits(document: Document) -> Iterator[Finding]:
     for source in ("secretName", "serviceAccountName"):
         if source in (part(spec, "checkpoint", "credentials") or {}):
             hint = "write profile, or leave credentials out and export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY before samite submit"
-            path = ("spec", "checkpoint", "credentials", source)
-            yield Finding(path=path, wanted=f"profile, {_LOCAL}", found=f"{source}, which needs Kubernetes", hint=hint)
+            place = ("spec", "checkpoint", "credentials", source)
+            yield Finding(path=place, wanted=f"profile, {_LOCAL}", found=f"{source}, which needs Kubernetes", hint=hint)
     for path, source_document, name in value_sources(document):
         for key in ("secretKeyRef", "configMapKeyRef"):
             if key in source_document:
