@@ -292,3 +292,13 @@ def test_a_folder_has_one_id_however_many_ask_at_once(tmp_path):
         os.wait()
     assert len(found) == 1
     assert len(found.pop()) == 16
+
+
+def test_of_ten_thousand_reports_a_new_process_gets_the_earliest_of_the_newest_worker_group(driver, link, new_rank):
+    folder = driver / ATTEMPT / "failures"
+    for incarnation, ranks in ((0, 5), (1, 100)):
+        for rank in range(ranks):
+            write_report(folder, FailureReport(failure_class="infra", error_type="E", message="m", rank=rank, incarnation=incarnation))
+    found = link.collector.greet(new_rank().folder.greeting()).documents
+    names = [name.rpartition("/")[2] for name in found if "/failures/" in name]
+    assert names == [f"incarnation-1-rank-{rank}.json" for rank in range(64)]

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -107,6 +108,14 @@ def close_side_by_side(lease: LeaseKeeper | None, mirror: RecordMirror | None) -
         mirror.close(patience_s=FLUSH_S)
     if ending is not None:
         ending.join(timeout=_LAST_RENEWAL_S + 1.0)
+    renewed = f"{lease.renewals} renewals of the Lease, {lease.errors} failed" if lease is not None else "no Lease"
+    recorded = (
+        f"{mirror.uploads} uploads of records, {mirror.uploaded_bytes} bytes, {mirror.errors} rounds failed, {mirror.dropped_bytes} bytes dropped"
+        if mirror is not None
+        else "no records"
+    )
+    sys.stdout.write(f"bridge of the driver: {renewed}; {recorded}\n")
+    sys.stdout.flush()
 
 
 def stop_ranks_and_leave(folder: Path, submission_id: str, reason: str) -> None:

@@ -1,8 +1,11 @@
 """What the driver's run folder says about one submission, in the words of the Lease. Only reads; what is damaged or half there says nothing."""
 
 import json
+import os
 import time
+from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,15 @@ from samite.spec.lease import (
 from samite.telemetry.jsonlines import Follower
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Read:
+    """A heartbeat file as it was read."""
+
+    signature: tuple[int, int]
+    sign: RankSign
+    answered: str
+
+
 class FolderFacts:
     """Of one submission in one run folder."""
 
@@ -28,6 +40,7 @@ class FolderFacts:
         self._path, self._submission_id = run_folder, submission_id
         self._events = Follower(run_folder / "events.jsonl")
         self._newest: dict[str, Any] = {}
+        self._known: dict[str, _Read] = {}
 
     def annotations(self) -> dict[str, str]:
         """The driver's annotations as they are now; those that have nothing to say are left out."""
@@ -52,27 +65,35 @@ class FolderFacts:
         return found
 
     def signs(self) -> tuple[list[RankSign], dict[str, int]]:
-        """Every rank's sign, and how many ranks answered which stack request."""
-        signs: list[RankSign] = []
-        answered: dict[str, int] = {}
-        for file in (self._path / "heartbeats").glob("rank-*.json"):
-            with suppress(OSError, ValueError):
-                text = file.read_text(encoding="utf-8")
-                beat, more = Heartbeat.from_json(text), json.loads(text)
-                if beat.submission_id != self._submission_id:
-                    continue
-                # Ranks of the driver's own pod write the file themselves: they were heard when they wrote it.
-                signs.append(
-                    RankSign(
-                        heartbeat=beat,
-                        heard_at_s=float(more.get("heard_s", beat.monotonic_s)),
-                        cpu_share=more.get("cpu_share"),
-                        cpu_window_s=float(more.get("cpu_window_s", 0.0)),
-                    )
-                )
-                if more.get("answered"):
-                    answered[str(more["answered"])] = answered.get(str(more["answered"]), 0) + 1
-        return signs, answered
+        """Every rank's sign, and how many ranks answered which stack request. A file is read again only when it was replaced."""
+        answered: Counter[str] = Counter()
+        known: dict[str, _Read] = {}
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(self._path / "heartbeats"):
+                with suppress(OSError, ValueError):
+                    if entry.name.startswith("rank-") and entry.name.endswith(".json"):
+                        known[entry.name] = self._read(entry)
+        self._known = known
+        mine = [read for read in known.values() if read.sign.heartbeat.submission_id == self._submission_id]
+        answered.update(read.answered for read in mine if read.answered)
+        return [read.sign for read in mine], dict(answered)
+
+    def _read(self, entry: os.DirEntry[str]) -> "_Read":
+        status = entry.stat()
+        signature = (status.st_mtime_ns, status.st_ino)
+        before = self._known.get(entry.name)
+        if before is not None and before.signature == signature:
+            return before
+        text = Path(entry.path).read_text(encoding="utf-8")
+        beat, more = Heartbeat.from_json(text), json.loads(text)
+        # Ranks that share the driver's folder write the file themselves: they were heard when they wrote it.
+        sign = RankSign(
+            heartbeat=beat,
+            heard_at_s=float(more.get("heard_s", beat.monotonic_s)),
+            cpu_share=more.get("cpu_share"),
+            cpu_window_s=float(more.get("cpu_window_s", 0.0)),
+        )
+        return _Read(signature=signature, sign=sign, answered=str(more.get("answered", "")))
 
     def _read_events(self) -> None:
         for document in self._events.poll():

@@ -21,7 +21,8 @@ PERIOD_S = 10.0
 FLUSH_S = 20.0
 """Longest time that the end of an attempt waits for its records."""
 ROUND_BYTES = 8 << 20
-"""As much goes in one round; the rest waits for the next."""
+ROUND_UPLOADS = 256
+"""As much goes in one round; the rest waits for the next, what has waited longest first."""
 LOG_BEHIND_BYTES = 32 << 20
 """A log that is further behind loses what is oldest."""
 _QUIET_S = 60.0
@@ -77,9 +78,6 @@ class RecordMirror:
         self._given_up.set()
         left = sum(max(0, size - self._place_of(name).sent) for name, _, size in self._growing()) if self._places is not None else 0
         self.dropped_bytes += left
-        _logger.info(
-            "records: %d uploads, %d bytes, %d errors, %d bytes dropped", self.uploads, self.uploaded_bytes, self.errors, self.dropped_bytes
-        )
         return not self.dropped_bytes and not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -105,11 +103,11 @@ class RecordMirror:
         """One round; True if nothing is left over. Raises what storage answers (SamiteError), with all that succeeded remembered."""
         if self._places is None:
             self._places = self._known_places()
-        began_bytes = self.uploaded_bytes
+        began = (self.uploaded_bytes, self.uploads)
         try:
             for name, file in self._documents():
                 self._copy_document(name, file)
-            left_over = [name for name, file, _ in self._growing() if not self._copy_growth(name, file, last=last, began_bytes=began_bytes)]
+            left_over = [name for name, file, _ in self._growing() if not self._copy_growth(name, file, last=last, began=began)]
             return not left_over
         finally:
             self._remember()
@@ -121,7 +119,7 @@ class RecordMirror:
                 self._put(record_key(self._submission_id, name), file.read_bytes())
                 self._told[name] = changed_ns
 
-    def _copy_growth(self, name: str, file: Path, *, last: bool, began_bytes: int) -> bool:
+    def _copy_growth(self, name: str, file: Path, *, last: bool, began: tuple[int, int]) -> bool:
         place = self._place_of(name)
         size = file.stat().st_size
         if name.startswith("logs/") and size - place.sent > self._log_behind_bytes:
@@ -132,7 +130,7 @@ class RecordMirror:
         if size > place.sent and not last and not quiet and size - place.sent < (place.sent - place.start) // 8:
             return False
         while size > place.sent:
-            if self.uploaded_bytes - began_bytes > ROUND_BYTES:
+            if self.uploaded_bytes - began[0] > ROUND_BYTES or self.uploads - began[1] >= ROUND_UPLOADS:
                 return False
             data = self._read(file, place.start, min(PART_BYTES, size - place.start))
             full = len(data) >= PART_BYTES
@@ -161,10 +159,10 @@ class RecordMirror:
     def _growing(self) -> Iterator[tuple[str, Path, int]]:
         """Name among the records, file and size of everything that grows."""
         attempt = self._path / "attempts" / self._submission_id
-        found = [("events/events.jsonl", self._path / "events.jsonl")]
-        found += [(f"metrics/{file.name}", file) for file in sorted(self._path.glob("metrics/rank-*.jsonl"))]
+        found = [(f"metrics/{file.name}", file) for file in sorted(self._path.glob("metrics/rank-*.jsonl"))]
         found += [(f"logs/{file.name}", file) for pattern in ("*.log", "*.txt") for file in sorted(attempt.glob(f"logs/{pattern}"))]
-        for name, file in found:
+        found.sort(key=lambda one: self._sent_at_s.get(one[0], -1e9))
+        for name, file in (("events/events.jsonl", self._path / "events.jsonl"), *found):
             with suppress(OSError):
                 yield name, file, file.stat().st_size
 

@@ -27,15 +27,14 @@ def once_patterns(submission_id: str, rank: int) -> tuple[str, ...]:
     return (f"{attempt}/result.json", f"{attempt}/incarnations/*", *own) if rank == 0 else own
 
 
-def seed_patterns(submission_id: str, rank: int) -> tuple[str, ...]:
-    """What a new process of this rank needs of the past: why others failed, how many worker groups began, where it was, what it suffered."""
-    attempt = f"attempts/{submission_id}"
-    return (
-        f"{attempt}/failures/incarnation-*.json",
-        f"{attempt}/incarnations/*",
-        heartbeat_name(rank),
-        f"control/fired/*.rank-{rank}.*",
-    )
+def own_seeds(rank: int) -> tuple[str, ...]:
+    """What a new process of this rank needs of its own past: where it was, and what it suffered on request."""
+    return (heartbeat_name(rank), f"control/fired/*.rank-{rank}.*")
+
+
+def common_seeds(submission_id: str) -> tuple[str, ...]:
+    """What every new process needs: why ranks of the worker group before failed, and how many worker groups began."""
+    return (f"attempts/{submission_id}/failures/incarnation-*.json", f"attempts/{submission_id}/incarnations/*")
 
 
 def may_travel(name: str) -> bool:

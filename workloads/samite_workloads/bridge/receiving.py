@@ -7,6 +7,7 @@ taken by their offset in the sender's file: what comes a second time is left out
 import json
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from samite_workloads.bridge.messages import Answer, Greeting, Piece, Push, Welc
 _PUSHES_FOR_CLOCKS = 60
 _CONTROL_FOR_S = 0.25
 """So long one look at `control/` is good for all ranks."""
+_SEEDS_FOR_S = 1.0
+_SEEDED_REPORTS = 64
 
 
 class Collector:
@@ -34,6 +37,8 @@ class Collector:
         self._control = ControlFiles(run_folder)
         self._control_read_s = -1e9
         self._documents: dict[str, str] = {}
+        self._seeds_read_s = -1e9
+        self._seeds: dict[str, str] = {}
         self._digest = ""
 
     def greet(self, greeting: Greeting) -> Welcome:
@@ -44,11 +49,10 @@ class Collector:
         if not self._taken_file(greeting.folder_id).exists():
             taken.update(greeting.sizes)
             self._remember(greeting.folder_id)
-        found: dict[str, str] = {}
-        for pattern in places.seed_patterns(self._submission_id, greeting.rank):
-            for file in sorted(self._path.glob(pattern)):
-                with suppress(OSError, UnicodeDecodeError):
-                    found[file.relative_to(self._path).as_posix()] = file.read_text(encoding="utf-8")
+        found = {
+            **self._common_seeds(),
+            **self._read(file for pattern in places.own_seeds(greeting.rank) for file in self._path.glob(pattern)),
+        }
         self._look_at_control()
         return Welcome(shared=False, documents=found, taken=dict(taken), control=self._documents)
 
@@ -66,6 +70,7 @@ class Collector:
                 file = self._path / name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(file, text)
+                self._seeds_read_s = -1e9
         self._write_heartbeat(push, arrived_s)
         taken = self._taken_of(push.folder_id)
         try:
@@ -77,6 +82,25 @@ class Collector:
         return Answer(
             taken={name: taken[name] for name in grown if name}, control=None if push.control_digest == self._digest else self._documents
         )
+
+    def _common_seeds(self) -> dict[str, str]:
+        """The same for all ranks of a worker group that begins, so it is put together once. Of many reports the earliest: the cause is among them."""
+        now_s = time.monotonic()
+        if now_s - self._seeds_read_s >= _SEEDS_FOR_S:
+            self._seeds_read_s = now_s
+            failures, marks = (list(self._path.glob(pattern)) for pattern in places.common_seeds(self._submission_id))
+            newest = max((_incarnation(file.name) for file in failures), default=0)
+            last = sorted((file for file in failures if _incarnation(file.name) == newest), key=lambda file: file.stat().st_mtime_ns)
+            self._seeds = self._read((*last[:_SEEDED_REPORTS], *marks))
+        return self._seeds
+
+    def _read(self, files: Iterable[Path]) -> dict[str, str]:
+        found = {}
+        for file in files:
+            with suppress(OSError, UnicodeDecodeError):
+                if not file.name.startswith("."):
+                    found[file.relative_to(self._path).as_posix()] = file.read_text(encoding="utf-8")
+        return found
 
     def _take_heartbeat(self, rank: int, text: str, distance_s: float) -> None:
         """Keep the rank's heartbeat with its time on this machine's monotonic clock: the quickest of the last pushes tells the distance."""
@@ -142,3 +166,9 @@ class Collector:
 
     def _taken_file(self, folder_id: str) -> Path:
         return self._path / "bridge" / "taken" / f"{''.join(c for c in folder_id if c.isalnum())}.json"
+
+
+def _incarnation(name: str) -> int:
+    """In the name of a failure report, `incarnation-<i>-rank-<r>.json`."""
+    number = name.split("-")[1] if name.count("-") > 2 else ""
+    return int(number) if number.isdigit() else 0

@@ -1,0 +1,140 @@
+"""What the bridge costs (docs/heartbeat.md): a rank's training thread with and without it, bytes of a push, and how many ranks one collector takes.
+
+python benchmarks/bridge.py
+"""
+
+import pickle
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from samite.spec.attempt import Heartbeat
+from samite.telemetry.jsonlines import append_line
+from samite_workloads.bridge.messages import Answer, Greeting, Push, Welcome
+from samite_workloads.bridge.rank import RankBridge
+from samite_workloads.bridge.receiving import Collector
+from samite_workloads.bridge.sending import RankFolder
+
+SUBMISSION = "bench-s00-a1"
+STEP_S = 0.05
+ROUNDS = 5
+ROUND_S = 4.0
+
+
+class PicklingLink:
+    """Does what Ray does in the sender's process: pickles the push. Its answers confirm everything."""
+
+    def __init__(self) -> None:
+        self.bytes: list[int] = []
+
+    def greet(self, greeting: Greeting, *, timeout_s: float) -> Welcome:  # noqa: ARG002
+        return Welcome(shared=False)
+
+    def push(self, push: Push, *, timeout_s: float) -> Answer:  # noqa: ARG002
+        self.bytes.append(len(pickle.dumps(push, protocol=5)))
+        return Answer(taken={piece.name: piece.offset + piece.advance for piece in push.pieces})
+
+
+def main() -> int:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory(prefix="samite-bench-") as place:
+        rank(Path(place) / "rank")
+        collector(Path(place) / "driver")
+    return 0
+
+
+def rank(folder: Path) -> None:
+    """A training thread that computes for 50 ms a step, writes its heartbeat, a metrics line of 40 points and a log line."""
+    link = PicklingLink()
+    with_s, without_s = [], []
+    for _ in range(ROUNDS):
+        without_s.append(median_step_s(folder, None))
+        sender = RankFolder(folder, submission_id=SUBMISSION, rank=0, leads=True)
+        bridge = RankBridge(sender, link)
+        bridge.open()
+        before_s = time.thread_time()
+        with_s.append(median_step_s(folder, bridge))
+        bridge.close()
+        assert time.thread_time() > before_s
+    ratio = statistics.median(a / b for a, b in zip(with_s, without_s, strict=True))
+    print(f"step of the training thread, with the bridge / without it: {ratio:.4f} (median of {ROUNDS} interleaved rounds)")
+    print(f"one push a second: {statistics.median(link.bytes):.0f} bytes (median), {max(link.bytes)} at most")
+    began_s = time.process_time()
+    for _ in range(200):
+        push, signatures = sender.collect()
+        sender.confirm(signatures, link.push(push, timeout_s=1.0))
+    print(
+        f"CPU of one push: {(time.process_time() - began_s) / 200 * 1e3:.2f} ms a second, {1e2 * (time.process_time() - began_s) / 200:.3f} % of a core"
+    )
+
+
+def median_step_s(folder: Path, bridge: RankBridge | None) -> float:
+    """Median duration of a step of pure computation."""
+    for part in ("heartbeats", "metrics", f"attempts/{SUBMISSION}/logs"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    points = [["samite.loss", 2.31, {"samite.loss.kind": "total"}]] * 40
+    work = calibrate()
+    found, ends_s, step = [], time.monotonic() + ROUND_S, 0
+    while time.monotonic() < ends_s:
+        began_s, step = time.perf_counter(), step + 1
+        burn(work)
+        beat(0, step).write(folder / "heartbeats/rank-0.json")
+        append_line(folder / "metrics/rank-0.jsonl", {"time": time.time(), "step": step, "points": points})
+        append_line(folder / f"attempts/{SUBMISSION}/logs/rank-0.log", {"line": f"step {step} loss 2.31 grad 1.8 0.05 s"})
+        found.append(time.perf_counter() - began_s)
+    assert bridge is None or bridge.pushes
+    return statistics.median(found)
+
+
+_work = 0
+
+
+def calibrate() -> int:
+    """Rounds of `burn` that take a step."""
+    global _work
+    if not _work:
+        began_s = time.perf_counter()
+        burn(2000)
+        _work = int(2000 * STEP_S / (time.perf_counter() - began_s))
+    return _work
+
+
+def burn(rounds: int) -> float:
+    """Python work that holds the interpreter's lock, which is the worst case for a thread beside it."""
+    total = 0.0
+    for number in range(rounds):
+        total += sum(range(50)) * number
+    return total
+
+
+def beat(rank: int, step: int) -> Heartbeat:
+    """A heartbeat of now."""
+    return Heartbeat(
+        rank=rank, node=f"run-workers-{rank:05d}", pid=77, submission_id=SUBMISSION, incarnation=0, step=step, tokens=step * 4096,
+        phase="training", monotonic_s=time.monotonic(), time_unix_s=time.time(), step_median_s=0.05, tokens_per_s=81_920.0, loss=2.31,
+        stage_step=step, checkpoint_step=step - 1, compute_s=0.04,
+    )  # fmt: skip
+
+
+def collector(folder: Path) -> None:
+    """Pushes of a thousand ranks, each with a new heartbeat, one after the other."""
+    receiver, num_ranks = Collector(folder, SUBMISSION), 1000
+    pushes = [
+        Push(
+            folder_id=f"{number:016x}", rank=number, session=str(number), sent_at_s=time.monotonic(),
+            documents={f"heartbeats/rank-{number}.json": beat(number, 5).to_json()},
+        )
+        for number in range(num_ranks)
+    ]  # fmt: skip
+    for push in pushes:
+        receiver.push(push)
+    began_s = time.perf_counter()
+    for push in pushes:
+        receiver.push(push)
+    print(f"collector, without Ray: {num_ranks / (time.perf_counter() - began_s):.0f} pushes a second")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
