@@ -3,11 +3,13 @@
 Its certificate, keys and data are made anew in a temporary folder; only whoever reads that folder can talk to it.
 """
 
+import json
 import secrets
 import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from box.binaries import Binaries, MissingToolError
@@ -18,7 +20,7 @@ from box.waiting import until
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-LIMIT_S = 60.0
+LIMIT_S = 90.0
 
 
 def tool(name: str) -> Path:
@@ -35,20 +37,47 @@ def tool(name: str) -> Path:
 @contextmanager
 def lone_api_server(folder: Path) -> Iterator[Kubectl]:
     """An API server for as long as the block lasts; kubectl with every right. All of its state is below `folder`."""
-    etcd, server, kubectl = tool("etcd"), tool("kube-apiserver"), tool("kubectl")
-    client, peer, port = _free_ports(3)
-    token = secrets.token_hex(16)
-    _write_keys(folder, token)
+    binaries = tool("etcd"), tool("kube-apiserver"), tool("kubectl")
     started: list[Started] = []
     try:
-        started.append(_start_etcd(etcd, folder, client, peer))
-        started.append(_start_server(server, folder, client, port))
-        found = Kubectl(kubectl, _kubeconfig(folder, port, token))
-        until(lambda: found("get", "--raw", "/readyz") == "ok", f"the API server (see {folder}/apiserver.log)", limit_s=LIMIT_S)
-        until(lambda: found("get", "namespace", "default"), "the default namespace", limit_s=LIMIT_S)
-        yield found
+        yield _started(folder, *binaries, started)
     finally:
         end(reversed(started), patience_s=0)
+
+
+def _started(folder: Path, etcd: Path, server: Path, kubectl: Path, started: list[Started]) -> Kubectl:
+    """A server that answers. A port that somebody else took in the meantime ends a process at once: then with other ports, twice at most."""
+    for attempt in range(3):
+        place = folder / f"try-{attempt}"
+        place.mkdir()
+        client, peer, port = _free_ports(3)
+        token = secrets.token_hex(16)
+        _write_keys(place, token)
+        processes = [_start_etcd(etcd, place, client, peer), _start_server(server, place, client, port)]
+        started += processes
+        try:
+            found = Kubectl(kubectl, _kubeconfig(place, port, token, processes))
+            until(partial(_answers, found, processes), f"the API server (see {place}/apiserver.log)", limit_s=LIMIT_S)
+        except _EndedError:
+            end(processes, patience_s=0)
+            continue
+        return found
+    raise RuntimeError(f"etcd or the API server ended at once, three times; see the logs below {folder}")
+
+
+class _EndedError(Exception):
+    """A process ended that should not."""
+
+
+def _ended(processes: list[Started]) -> bool:
+    """False while all of them run."""
+    if all(process.alive() for process in processes):
+        return False
+    raise _EndedError
+
+
+def _answers(kubectl: Kubectl, processes: list[Started]) -> bool:
+    return not _ended(processes) and kubectl("get", "--raw", "/readyz") == "ok" and bool(kubectl("get", "namespace", "default"))
 
 
 def _start_etcd(binary: Path, folder: Path, client: int, peer: int) -> Started:
@@ -90,12 +119,10 @@ def _write_keys(folder: Path, token: str) -> None:
     (folder / "service-accounts.key").write_bytes(text)
 
 
-def _kubeconfig(folder: Path, port: int, token: str) -> Path:
-    import json
-
+def _kubeconfig(folder: Path, port: int, token: str, processes: list[Started]) -> Path:
     # The server makes its own certificate for the address it listens on when it first starts.
     certificate = folder / "certificates" / "apiserver.crt"
-    until(certificate.exists, f"{certificate}", limit_s=LIMIT_S, every_s=0.1)
+    until(lambda: certificate.exists() or _ended(processes), f"{certificate}", limit_s=LIMIT_S, every_s=0.1)
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -111,7 +138,7 @@ def _kubeconfig(folder: Path, port: int, token: str) -> Path:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now. Another process may take one before it is used; then the server fails to start and says so."""
+    """Ports that nobody listens on now. Another process may take one before it is used."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))

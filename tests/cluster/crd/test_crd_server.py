@@ -261,6 +261,16 @@ def test_kubectl_get_prints_what_matters(server: Kubectl, stored: dict[str, Any]
     assert is_golden(f"get-trun{'-' + output if output else ''}", server("get", "trun", *(["-o", output] if output else [])))
 
 
+def test_kubectl_describe_tells_the_story(server: Kubectl, stored: dict[str, Any]):
+    write_status(server, **full_status())
+    text = server("describe", "trun", "moe-1m")
+    moving = r"^( *(Creation Timestamp|Resource Version|UID|Last Transition Time|Last Checkpoint Time): +).*$"
+    text = re.sub(moving, r"\1<moving>", text, flags=re.MULTILINE)
+    assert is_golden(
+        "describe-trun", re.sub(r"last-applied-configuration:\n? *\{.*\}$", "last-applied-configuration: <json>", text, flags=re.MULTILINE)
+    )
+
+
 def test_a_run_that_nobody_has_looked_at_prints_too(server: Kubectl, stored: dict[str, Any]):
     assert is_golden("get-trun-new", server("get", "trun"))
 
