@@ -26,7 +26,7 @@ RETRY_S = 5.0
 
 
 def main() -> int:
-    """Run the operator until it is told to stop."""
+    """Run the operator of this environment."""
     try:
         settings = Settings.from_environment()
         set_up_logging(settings)
@@ -34,6 +34,11 @@ def main() -> int:
     except UsageError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+    return run(process)
+
+
+def run(process: Process) -> int:
+    """Run a process until it is told to stop, or the Lease is lost. Returns the exit code."""
     stop = Stop()
     process.probes.start()
     process.leadership.start()

@@ -158,7 +158,7 @@ class StatusWriter:
 
     def __init__(self, *, progress_s: float) -> None:
         self._progress_s = progress_s
-        self._written_at_s = -1e9
+        self._written_at_s: float | None = None
         self._actions: tuple[Action, ...] = ()
 
     def due(
@@ -168,13 +168,19 @@ class StatusWriter:
         *,
         memory: tuple[Memory, Memory],
         actions: tuple[Action, ...],
+        settled: bool = False,
         now_s: float,
     ) -> str:
-        """Why it must be written now: `actions`, `change` or `progress`; empty if it need not be. `memory`: stored and new; `now_s`: monotonic."""
+        """Why it must be written now: `actions`, `change` or `progress`; empty if it need not be.
+
+        `memory`: stored and new. `settled`: nothing moves any more, only ages grow, and those are not worth a write. `now_s`: monotonic.
+        """
         if _essence_of_memory(memory[0]) != _essence_of_memory(memory[1]):
             return "actions" if actions else "change"
-        late = now_s - self._written_at_s >= self._progress_s
-        if actions and (late or actions != self._actions):
+        if self._written_at_s is None:
+            self._written_at_s = now_s  # what the process before wrote is as good as ours
+        late = now_s - self._written_at_s >= self._progress_s and not settled
+        if actions and (late or (actions != self._actions and not settled)):
             # The same actions once more follow from what is stored already.
             return "actions"
         if _essence(before) != _essence(wanted):

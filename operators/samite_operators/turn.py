@@ -138,7 +138,9 @@ class Turns:
             extra={"runtime": runtime},
         )
         now_s = services.clock()
-        due = state.writer.due(before, wanted, memory=(memory, decision.memory), actions=decision.actions, now_s=now_s)
+        due = state.writer.due(
+            before, wanted, memory=(memory, decision.memory), actions=decision.actions, settled=decision.settled, now_s=now_s
+        )
         if not due and not decision.events:
             return run
         return state.writer.write(services.api, run, wanted, decision.memory, actions=decision.actions, now_s=now_s)
