@@ -50,13 +50,18 @@ class KubeRayEngine:
         jobs: JobsOf | None = None,
         excluded: Callable[[], frozenset[str]] | None = None,
         nodes: NodeWatch | None = None,
+        storage_period_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`nodes`: the operator's one watch on machines, shared by the engines of all namespaces; a new one if left out."""
+        """`nodes`: the operator's one watch on machines, shared by the engines of all namespaces; a new one if left out.
+
+        `storage_period_s`: how often each run's storage is listed.
+        """
         self._clock = clock
         # Anchored once: a wall clock that jumps later moves nothing.
         self._epoch_s = time.time() - clock()
         self._storage_of = storage or storage_of_spec
+        self._storage_period_s = storage_period_s
         self._background = Background(clock=clock)
         jobs_of = jobs or jobs_of_service
         nodes = nodes or NodeWatch(api, clock)
@@ -77,7 +82,7 @@ class KubeRayEngine:
         """Everything known about the run now. Raises nothing; what did not answer is unknown."""
         sight = self._sight(plan.uid)
         with sight.lock:
-            sight.open_storage(run, self._storage_of, self._clock)
+            sight.open_storage(run, self._storage_of, self._clock, self._storage_period_s)
             return self._observer.look(run, memory, sight, self.now_s())
 
     def apply(self, run: Mapping[str, Any], plan: RunPlan, actions: Iterable[Action], *, runtime: Runtime) -> list[ApplyProblem]:
@@ -85,7 +90,7 @@ class KubeRayEngine:
         sight, ends_s = self._sight(plan.uid), self._clock() + APPLY_WITHIN_S
         problems: list[ApplyProblem] = []
         with sight.lock:
-            sight.open_storage(run, self._storage_of, self._clock)
+            sight.open_storage(run, self._storage_of, self._clock, self._storage_period_s)
             for action in actions:
                 if self._clock() > ends_s:
                     problems.append(_problem(action, "not begun in this turn: the ones before took too long", permanent=False))

@@ -39,6 +39,8 @@ class FakeApi:
         """(verb, plural, error) for the next matching calls, each used once."""
         self.calls: Calls = []
         """(verb, plural, name) of every call."""
+        self.dead_machines: set[str] = set()
+        """Nodes whose kubelet answers nobody, whatever their conditions still say."""
         self.on_write: Callable[[str, Document], None] | None = None
         """Called with the verb and the object after each write, like a controller's watch."""
 
@@ -202,6 +204,8 @@ class FakeApi:
 
     def _on_dead_node(self, pod: Document) -> bool:
         name = pod.get("spec", {}).get("nodeName", "")
+        if name in self.dead_machines:
+            return True
         node = self._objects.get((NODE.plural, "", name))
         if node is None:
             return False

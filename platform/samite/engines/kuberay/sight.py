@@ -67,7 +67,7 @@ class Sight:
             while len(known) > ENDS_KEPT:
                 known.pop(next(iter(known)))
 
-    def open_storage(self, run: Mapping[str, Any], storage_of: StorageOf, clock: Callable[[], float]) -> None:
+    def open_storage(self, run: Mapping[str, Any], storage_of: StorageOf, clock: Callable[[], float], period_s: float) -> None:
         """Begin to watch the storage, once; a URI that makes no sense is kept as the probe's answer."""
         if self.storage is not None or self.storage_problem:
             return
@@ -78,7 +78,7 @@ class Sight:
             self.storage_problem = str(error)
             return
         policy = KeepPolicy(last=keep.get("last", 3), every_steps=keep.get("everySteps") or 0, stage_final=keep.get("stageFinal", True))
-        self.storage = StorageWatch(self.store, keep=policy, tell=self._tell, clock=clock)
+        self.storage = StorageWatch(self.store, keep=policy, tell=self._tell, clock=clock, period_s=period_s)
         self.storage.start()
 
     def storage_observed(self, probe_id: str, now_s: float) -> StorageObserved:

@@ -1,5 +1,6 @@
 """A TrainingRun object as the API server gives it, for every test of the engine."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 from samite.spec import TrainingRun
 
 UID = "6f0c1a52-4c1b-4a39-9a52-0f7f4d1c9d01"
-CRDS = Path(__file__).parents[4].parent / "shared" / "crds"
+CRD_17 = Path(__file__).parents[3] / "cluster" / "kuberay-crds-1.7.0" / "ray.io_rayclusters.yaml.gz"
 
 
 def training_run(*, workers: int = 2, spares: int = 1, gpus: int = 0, stages: int = 2, **spec: Any) -> dict[str, Any]:
@@ -57,7 +58,4 @@ def make_run():
 
 @pytest.fixture(scope="session")
 def crd_17() -> dict[str, Any]:
-    file = CRDS / "ray.io_rayclusters.yaml"
-    if not file.is_file():
-        pytest.skip(f"the KubeRay 1.7 CRDs are not at {file.parent}")
-    return yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    return yaml.load(gzip.decompress(CRD_17.read_bytes()), Loader=yaml.CSafeLoader)
