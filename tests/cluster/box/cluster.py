@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from . import cgroups, evidence, network
 from .addresses import HUB, HUB_NAMESPACE, MAX_NODES
@@ -51,21 +51,17 @@ class Cluster:
         self.nodes = [Node(binaries, state, number) for number in range(1, state.nodes + 1)]
 
     @classmethod
-    def up(cls, *, nodes: int = 3, fast: bool = True, owner: Started | None, say: Say) -> "Cluster":
+    def up(cls, *, nodes: int = 3, fast: bool = True, owner: Started | None, say: Say, patience_s: float = 0) -> "Cluster":
         """Bring a box up, in about half a minute. With an `owner` it goes down when that process ends; with None it stays until `down`.
 
-        MissingToolError when tools are not built; BoxBusyError when a box is up and somebody may be using it.
+        MissingToolError when tools are not built; BoxBusyError when for `patience_s` a box is up that somebody may be using.
         """
         if not 1 <= nodes <= MAX_NODES:
             raise ValueError(f"{nodes} nodes: wanted 1 to {MAX_NODES}")
         binaries = Binaries(Folders.of_user())
         folders, begun_s = binaries.folders, time.monotonic()
         archives = own_images(binaries, say)
-        with _lock(folders):
-            running = State.load(folders.state)
-            if running and (running.owner is None or running.owner.alive()) and any(one.alive() for one in running.processes.values()):
-                whose = f"process {running.owner.pid}" if running.owner else "`box up`"
-                raise BoxBusyError(f"a box of {whose} is up; wait for it, or end it with `python tests/cluster/box down`")
+        with _lock(folders, patience_s=patience_s, unused=True):
             sweep(folders)
             guardian = owner or Started.of(os.getpid())
             assert guardian is not None
@@ -113,7 +109,7 @@ class Cluster:
 
     def down(self) -> None:
         """Take everything down and leave nothing."""
-        with _lock(self.folders):
+        with _lock(self.folders, patience_s=60):
             sweep(self.folders)
 
     # Nodes
@@ -257,19 +253,35 @@ def guard(owner: Started, folders: Folders) -> None:
     """Wait until `owner` has ended, then sweep, unless the box has another owner by then."""
     while owner.alive():
         time.sleep(0.3)
-    with _lock(folders, wait=True):
+    with _lock(folders, patience_s=600):
         state = State.load(folders.state)
         if state is None or state.owner == owner:
             sweep(folders)
 
 
 @contextmanager
-def _lock(folders: Folders, *, wait: bool = False) -> Iterator[None]:
-    """Only one process changes the box as a whole. BoxBusyError when another does, unless `wait`."""
+def _lock(folders: Folders, *, patience_s: float, unused: bool = False) -> Iterator[None]:
+    """Only one process changes the box as a whole; with `unused`, only when no box is up. BoxBusyError when that is not so within `patience_s`."""
     folders.cache.mkdir(parents=True, exist_ok=True)
+    give_up_s = time.monotonic() + patience_s
     with folders.lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise BoxBusyError("another process is bringing a box up or down on this machine; wait for it") from None
+        while True:
+            problem = _lock_problem(file, folders, unused=unused)
+            if problem is None:
+                break
+            if time.monotonic() >= give_up_s:
+                raise BoxBusyError(f"{problem}; wait for it, or end it with `python tests/cluster/box down`")
+            time.sleep(0.5)
         yield
+
+
+def _lock_problem(file: IO[str], folders: Folders, *, unused: bool) -> str | None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "another process is bringing a box up or down on this machine"
+    running = State.load(folders.state) if unused else None
+    if running and (running.owner is None or running.owner.alive()) and any(one.alive() for one in running.processes.values()):
+        fcntl.flock(file, fcntl.LOCK_UN)
+        return f"a box of {f'process {running.owner.pid}' if running.owner else '`box up`'} is up"
+    return None

@@ -40,7 +40,8 @@ def _base_spec(binaries: Binaries, clock_off_s: float) -> dict[str, Any]:
             {"destination": str(path), "source": str(path), "type": "bind", "options": ["rbind", "ro", "nosuid", "nodev"]}
         )
     if clock_off_s:
-        spec["process"]["env"] += [f"LD_PRELOAD={FAKETIME}", f"FAKETIME={clock_off_s:+g}", "FAKETIME_DONT_FAKE_MONOTONIC=1"]
+        faked = [f"LD_PRELOAD={FAKETIME}", f"FAKETIME={clock_off_s:+g}", "FAKETIME_DONT_FAKE_MONOTONIC=1"]
+        spec["process"]["env"] = [*spec["process"].get("env", []), *faked]
     return spec
 
 
