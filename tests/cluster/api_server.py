@@ -7,6 +7,7 @@ import json
 import secrets
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,12 +16,13 @@ from pathlib import Path
 from box.binaries import Binaries, MissingToolError
 from box.folders import Folders
 from box.kubectl import Kubectl
-from box.processes import Started, end, start
 from box.waiting import until
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 LIMIT_S = 90.0
+
+Process = subprocess.Popen[bytes]
 
 
 def tool(name: str) -> Path:
@@ -38,14 +40,14 @@ def tool(name: str) -> Path:
 def lone_api_server(folder: Path) -> Iterator[Kubectl]:
     """An API server for as long as the block lasts; kubectl with every right. All of its state is below `folder`."""
     binaries = tool("etcd"), tool("kube-apiserver"), tool("kubectl")
-    started: list[Started] = []
+    started: list[Process] = []
     try:
         yield _started(folder, *binaries, started)
     finally:
-        end(reversed(started), patience_s=0)
+        _kill(started)
 
 
-def _started(folder: Path, etcd: Path, server: Path, kubectl: Path, started: list[Started]) -> Kubectl:
+def _started(folder: Path, etcd: Path, server: Path, kubectl: Path, started: list[Process]) -> Kubectl:
     """A server that answers. A port that somebody else took in the meantime ends a process at once: then with other ports, twice at most."""
     for attempt in range(3):
         place = folder / f"try-{attempt}"
@@ -59,7 +61,7 @@ def _started(folder: Path, etcd: Path, server: Path, kubectl: Path, started: lis
             found = Kubectl(kubectl, _kubeconfig(place, port, token, processes))
             until(partial(_answers, found, processes), f"the API server (see {place}/apiserver.log)", limit_s=LIMIT_S)
         except _EndedError:
-            end(processes, patience_s=0)
+            _kill(processes)
             continue
         return found
     raise RuntimeError(f"etcd or the API server ended at once, three times; see the logs below {folder}")
@@ -69,18 +71,33 @@ class _EndedError(Exception):
     """A process ended that should not."""
 
 
-def _ended(processes: list[Started]) -> bool:
+def _ended(processes: list[Process]) -> bool:
     """False while all of them run."""
-    if all(process.alive() for process in processes):
+    if all(process.poll() is None for process in processes):
         return False
     raise _EndedError
 
 
-def _answers(kubectl: Kubectl, processes: list[Started]) -> bool:
+def _answers(kubectl: Kubectl, processes: list[Process]) -> bool:
     return not _ended(processes) and kubectl("get", "--raw", "/readyz") == "ok" and bool(kubectl("get", "namespace", "default"))
 
 
-def _start_etcd(binary: Path, folder: Path, client: int, peer: int) -> Started:
+def _start(command: list[str | Path], log: Path) -> Process:
+    """Start a process that ends with this one, however that ends. It does not carry the box's mark: a box that comes up sweeps what does."""
+    guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+    with log.open("wb") as out:
+        words = [*guard, *(str(word) for word in command)]
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+
+
+def _kill(processes: list[Process]) -> None:
+    """End them for good: the API server would drain for a minute, and nothing here is worth keeping."""
+    for process in reversed(processes):
+        process.kill()
+        process.wait(timeout=10)
+
+
+def _start_etcd(binary: Path, folder: Path, client: int, peer: int) -> Process:
     url, other = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
     options = {
         "name": "lone",
@@ -91,10 +108,10 @@ def _start_etcd(binary: Path, folder: Path, client: int, peer: int) -> Started:
         "initial-advertise-peer-urls": other,
         "initial-cluster": f"lone={other}",
     }
-    return start([binary, "--unsafe-no-fsync", *(f"--{key}={value}" for key, value in options.items())], log=folder / "etcd.log")
+    return _start([binary, "--unsafe-no-fsync", *(f"--{key}={value}" for key, value in options.items())], folder / "etcd.log")
 
 
-def _start_server(binary: Path, folder: Path, etcd: int, port: int) -> Started:
+def _start_server(binary: Path, folder: Path, etcd: int, port: int) -> Process:
     options = {
         "etcd-servers": f"http://127.0.0.1:{etcd}",
         "bind-address": "127.0.0.1",
@@ -109,7 +126,7 @@ def _start_server(binary: Path, folder: Path, etcd: int, port: int) -> Started:
         # There is no controller that makes default service accounts, and nothing here runs a pod.
         "disable-admission-plugins": "ServiceAccount",
     }
-    return start([binary, *(f"--{key}={value}" for key, value in options.items())], log=folder / "apiserver.log")
+    return _start([binary, *(f"--{key}={value}" for key, value in options.items())], folder / "apiserver.log")
 
 
 def _write_keys(folder: Path, token: str) -> None:
@@ -119,7 +136,7 @@ def _write_keys(folder: Path, token: str) -> None:
     (folder / "service-accounts.key").write_bytes(text)
 
 
-def _kubeconfig(folder: Path, port: int, token: str, processes: list[Started]) -> Path:
+def _kubeconfig(folder: Path, port: int, token: str, processes: list[Process]) -> Path:
     # The server makes its own certificate for the address it listens on when it first starts.
     certificate = folder / "certificates" / "apiserver.crt"
     until(lambda: certificate.exists() or _ended(processes), f"{certificate}", limit_s=LIMIT_S, every_s=0.1)
