@@ -24,7 +24,7 @@ def ray_pod(image: str, *, memory: str) -> dict[str, Any]:
     return {"spec": {"containers": [container], "terminationGracePeriodSeconds": 5}}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_kuberay_brings_up_a_ray_cluster_from_the_worker_image(kubectl: Kubectl, namespace: str, kuberay: str, worker_image: str):
     import ray
 
