@@ -64,17 +64,20 @@ class Applier:
         self._jobs_of = jobs_of
         self._clock = clock
 
-    def apply(self, run: Mapping[str, Any], action: Action, runtime: Runtime, sight: Sight) -> None:
-        """Do one action, or have it done. Raises SamiteError; what fails for now is tried again when the action comes again."""
+    def apply(self, run: Mapping[str, Any], action: Action, runtime: Runtime | None, sight: Sight) -> None:
+        """Do one action, or have it done. Raises SamiteError; what fails for now is tried again when the action comes again.
+
+        Without a `runtime` nothing can be started: enough to take a run down.
+        """
         match action:
             case StartCluster():
-                self._clusters.start(run, action, runtime)
+                self._clusters.start(run, action, _needed(runtime))
             case ReplaceNode():
                 self._clusters.replace(run, action, runtime)
             case StopCluster() | ReleaseCluster():
                 self._clusters.remove(run, action)
             case Submit():
-                self._submit(run, action, runtime)
+                self._submit(run, action, _needed(runtime))
             case StopSubmission():
                 self._stop(run, action)
             case KillRanks():
@@ -156,3 +159,9 @@ class Applier:
 
     def _jobs(self, run: Mapping[str, Any], cluster_id: str) -> Any:
         return self._jobs_of(cluster_id, self._namespace, self._clusters.token(run["metadata"]["uid"], cluster_id))
+
+
+def _needed(runtime: Runtime | None) -> Runtime:
+    if runtime is None:
+        raise NotFoundError("no runtime is known for this run, so nothing can be started")
+    return runtime

@@ -92,13 +92,14 @@ class Clusters:
             self._prepare(run, action.cluster_id)
         self._write(wanted, known)
 
-    def replace(self, run: Mapping[str, Any], action: ReplaceNode, runtime: Runtime) -> None:
+    def replace(self, run: Mapping[str, Any], action: ReplaceNode, runtime: Runtime | None) -> None:
         """Delete one pod; KubeRay makes the next. The exclusions are written first, so that it lands elsewhere."""
         cluster = self._own(run, action.cluster_id)
         pod = self._pod(run, action.node)
         if cluster is None or pod is None or is_terminating(cluster):
             return
-        self._exclude(run, cluster, runtime, action.exclude_nodes | self._excluded(), avoided={host_of(pod)} - {""})
+        if runtime is not None:
+            self._exclude(run, cluster, runtime, action.exclude_nodes | self._excluded(), avoided={host_of(pod)} - {""})
         may_force = action.idle or sufficient(action.evidence)
         lost = self._machine_is_lost(pod)
         if is_terminating(pod) and not lost:

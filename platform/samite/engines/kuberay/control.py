@@ -10,8 +10,8 @@ from typing import Any
 
 from samite.engines.kuberay.access import heartbeat_lease, lease_for_submission
 from samite.engines.kuberay.api import LEASE, ConflictApiError, Document, GoneApiError, KubernetesApi
-from samite.errors import ConflictError
-from samite.spec.lease import CONTROL, SUBMISSION, attempt_number, lease_name
+from samite.errors import ConflictError, TemporaryError
+from samite.spec.lease import CONTROL, RUN_UID_LABEL, SUBMISSION, attempt_number, lease_name
 
 
 def take_lease(api: KubernetesApi, run: Mapping[str, Any], submission_id: str) -> None:
@@ -64,7 +64,15 @@ def control_documents(annotations: Mapping[str, str]) -> dict[str, Any]:
 def _lease(api: KubernetesApi, run: Mapping[str, Any]) -> Document:
     namespace, name = run["metadata"]["namespace"], lease_name(run["metadata"]["name"])
     try:
-        return api.get(LEASE, namespace, name)
+        found = api.get(LEASE, namespace, name)
     except GoneApiError:
         ensure_lease(api, run)
-        return api.get(LEASE, namespace, name)
+        found = api.get(LEASE, namespace, name)
+    if not belongs_to(found, run["metadata"]["uid"]):
+        raise TemporaryError(f"the Lease {name} is that of an earlier run with this name; waiting until Kubernetes has deleted it")
+    return found
+
+
+def belongs_to(lease: Mapping[str, Any], uid: str) -> bool:
+    """True if the Lease was made for the run with this uid, and not for an earlier one of the same name."""
+    return (lease["metadata"].get("labels") or {}).get(RUN_UID_LABEL) == uid

@@ -85,8 +85,11 @@ class KubeRayEngine:
             sight.open_storage(run, self._storage_of, self._clock, self._storage_period_s)
             return self._observer.look(run, memory, sight, self.now_s())
 
-    def apply(self, run: Mapping[str, Any], plan: RunPlan, actions: Iterable[Action], *, runtime: Runtime) -> list[ApplyProblem]:
-        """Apply `actions` in order; gives what did not succeed. Store the memory that came with them first."""
+    def apply(self, run: Mapping[str, Any], plan: RunPlan, actions: Iterable[Action], *, runtime: Runtime | None) -> list[ApplyProblem]:
+        """Apply `actions` in order; gives what did not succeed. Store the memory that came with them first.
+
+        `runtime` None: the run is being taken down, nothing is started.
+        """
         sight, ends_s = self._sight(plan.uid), self._clock() + APPLY_WITHIN_S
         problems: list[ApplyProblem] = []
         with sight.lock:

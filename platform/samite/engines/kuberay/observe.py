@@ -11,6 +11,7 @@ from samite.engines.kuberay import names
 from samite.engines.kuberay.api import LEASE, POD, RAY_CLUSTER, ApiError, Document, GoneApiError, KubernetesApi
 from samite.engines.kuberay.background import Background
 from samite.engines.kuberay.cluster_view import ClusterViews
+from samite.engines.kuberay.control import belongs_to
 from samite.engines.kuberay.heartbeats import ranks_of, reports_of_kubelet
 from samite.engines.kuberay.node_watch import NodeWatch
 from samite.engines.kuberay.pod_facts import (
@@ -123,6 +124,8 @@ class Observer:
         try:
             lease = self._api.get(LEASE, self._namespace, lease_name(name))
         except GoneApiError:
+            return None
+        if not belongs_to(lease, sight.uid):
             return None
         sight.report = sight.lease.read(lease, self._clock())
         return sight.report

@@ -97,6 +97,15 @@ def test_a_new_submission_takes_the_lease_and_what_the_old_driver_wrote_goes(run
         take_lease(api, run, SUB)
 
 
+def test_the_lease_of_an_earlier_run_of_that_name_is_not_taken(run):
+    api = FakeApi()
+    old = heartbeat_lease(run)
+    old["metadata"]["labels"]["samite.dev/run-uid"] = "another"
+    api.create(LEASE, "team-a", old)
+    with pytest.raises(TemporaryError, match="earlier run"):
+        take_lease(api, run, SUB)
+
+
 def test_a_request_is_written_once_and_only_for_the_submission_that_holds_the_lease(run):
     api = FakeApi()
     take_lease(api, run, SUB)
