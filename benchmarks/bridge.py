@@ -42,6 +42,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="samite-bench-") as place:
         rank(Path(place) / "rank")
         collector(Path(place) / "driver")
+        if "--ray" in sys.argv:
+            collector_under_ray(Path(place) / "driver-ray")
     return 0
 
 
@@ -121,19 +123,54 @@ def beat(rank: int, step: int) -> Heartbeat:
 def collector(folder: Path) -> None:
     """Pushes of a thousand ranks, each with a new heartbeat, one after the other."""
     receiver, num_ranks = Collector(folder, SUBMISSION), 1000
-    pushes = [
-        Push(
-            folder_id=f"{number:016x}", rank=number, session=str(number), sent_at_s=time.monotonic(),
-            documents={f"heartbeats/rank-{number}.json": beat(number, 5).to_json()},
-        )
-        for number in range(num_ranks)
-    ]  # fmt: skip
+    pushes = pushes_of(num_ranks)
     for push in pushes:
         receiver.push(push)
     began_s = time.perf_counter()
     for push in pushes:
         receiver.push(push)
     print(f"collector, without Ray: {num_ranks / (time.perf_counter() - began_s):.0f} pushes a second")
+
+
+def pushes_of(num_ranks: int) -> list[Push]:
+    """One of each rank, with a new heartbeat."""
+    return [
+        Push(
+            folder_id=f"{number:016x}", rank=number, session=str(number), sent_at_s=time.monotonic(),
+            documents={f"heartbeats/rank-{number}.json": beat(number, 5).to_json()},
+        )
+        for number in range(num_ranks)
+    ]  # fmt: skip
+
+
+def collector_under_ray(folder: Path) -> None:
+    """The same through Ray's calls, 64 under way at a time, as from 64 ranks that wait for their answers."""
+    import os
+
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    import ray
+
+    from samite_workloads.bridge.ray_link import start_collector
+
+    with tempfile.TemporaryDirectory(prefix="smt-", dir="/tmp") as sockets:
+        ray.init(address="local", num_cpus=1, include_dashboard=False, _temp_dir=sockets, object_store_memory=80_000_000)
+        _, actor = start_collector(folder, SUBMISSION)
+        pushes = pushes_of(1000)
+        ray.get(actor.push.remote(pushes[0]))
+        began_s, under_way = time.perf_counter(), []
+        for push in pushes:
+            under_way.append(actor.push.remote(push))
+            if len(under_way) > 64:
+                ray.get(under_way.pop(0))
+        ray.get(under_way)
+        print(f"collector, through Ray: {len(pushes) / (time.perf_counter() - began_s):.0f} pushes a second")
+        one = []
+        for push in pushes[:200]:
+            began_s = time.perf_counter()
+            ray.get(actor.push.remote(push))
+            one.append(time.perf_counter() - began_s)
+        print(f"one push there and back through Ray: {1e3 * statistics.median(one):.2f} ms (median)")
+        ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -82,10 +83,10 @@ def test_what_a_driver_prints_is_kept_and_shown_to_its_last_words(tmp_path):
 
 
 LEAVING = """
-import sys, time
+import sys, threading, time
 from pathlib import Path
 from samite_workloads.bridge.driver import stop_ranks_and_leave
-stop_ranks_and_leave(Path(sys.argv[1]), "demo-s00-a2", "attempt demo-s00-a3 has taken over")
+stop_ranks_and_leave(Path(sys.argv[1]), "demo-s00-a2", "attempt demo-s00-a3 has taken over", threading.Event())
 time.sleep(20)
 """
 
@@ -100,7 +101,7 @@ def test_a_fenced_driver_orders_its_ranks_to_end_before_it_leaves(tmp_path):
 
 def test_outside_of_a_pod_and_without_storage_a_driver_runs_all_the_same(home, attempt, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert lease_of(attempt) is None
+    assert lease_of(attempt, threading.Event()) is None
     none = AttemptSpec(**{**{name: getattr(attempt, name) for name in attempt.__slots__}, "checkpoint_uri": ""})
     senseless = AttemptSpec(**{**{name: getattr(attempt, name) for name in attempt.__slots__}, "checkpoint_uri": "s3://a:b@c/d"})
     assert (mirror_of(none), mirror_of(senseless)) == (None, None)

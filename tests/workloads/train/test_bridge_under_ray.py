@@ -217,6 +217,7 @@ def test_a_rank_that_dies_of_an_exception_is_told_by_its_own_report(drive, new_a
     assert "begin_step" in failure.traceback
 
 
+@pytest.mark.drill
 def test_a_killed_rank_costs_one_restart_of_the_group_and_the_fault_does_not_come_twice(drive, new_attempt):
     faults = json.dumps({"faults": [{"kind": "kill", "rank": 1, "step": 4}]})
     attempt = new_attempt(ranks=2, worker_group_restarts=2, environment={"SAMITE_FAULTS": faults})
@@ -228,11 +229,13 @@ def test_a_killed_rank_costs_one_restart_of_the_group_and_the_fault_does_not_com
     assert (killed.failure_class, killed.step, killed.node[:5]) == ("infra", 3, "node-")
 
 
-SLOW = {"SAMITE_FAULTS": json.dumps({"faults": [{"kind": "sleep", "rank": 0, "step": 1, "seconds": 1.0, "times": 300}]})}
+def slowly(seconds: float) -> dict[str, str]:
+    """Environment of an attempt whose every step takes so long."""
+    return {"SAMITE_FAULTS": json.dumps({"faults": [{"kind": "sleep", "rank": 0, "step": 1, "seconds": seconds, "times": 300}]})}
 
 
 def test_the_operators_requests_reach_the_ranks_through_the_lease(drive, server, new_attempt):
-    attempt = new_attempt(ranks=2, environment=SLOW)
+    attempt = new_attempt(ranks=2, environment=slowly(4.0))
     driver = drive(attempt, **lease_of(server, attempt))
     driver.until(
         lambda: (driver.folder / "heartbeats/rank-1.json").exists() and read_lease(server.annotations, seen_at_s=0.0).max_step >= 1
@@ -240,19 +243,21 @@ def test_the_operators_requests_reach_the_ranks_through_the_lease(drive, server,
     server.write({"samite.dev/control": json.dumps({"stacks.json": {"request": "look"}})})
     driver.until(lambda: read_lease(server.annotations, seen_at_s=0.0).stacks == {"look": 2})
     stacks = driver.folder / f"attempts/{attempt.submission_id}/logs/stacks-rank-0.txt"
-    driver.until(lambda: stacks.exists() and "begin_step" in stacks.read_text())
+    driver.until(lambda: stacks.exists() and "run_steps" in stacks.read_text())
     server.write({"samite.dev/control": json.dumps({"stop.json": {"request": "stop"}})})
     assert driver.wait() == 0, driver.log.read_text()[-4000:]
     assert (driver.result.outcome, driver.result.step < 6) == ("stopped", True)
     assert read_lease(server.annotations, seen_at_s=0.0).result.outcome == "stopped"
 
 
+@pytest.mark.drill
 def test_a_collector_that_is_killed_costs_neither_a_step_nor_a_line(drive, nodes, new_attempt):
-    attempt = new_attempt(ranks=2, environment=SLOW)
+    attempt = new_attempt(ranks=2, environment=slowly(1.0))
     driver = drive(attempt)
     driver.until((driver.folder / "heartbeats/rank-0.json").exists)
-    collectors = subprocess.run(["pgrep", "-f", "ray::CollectorActor"], capture_output=True, text=True, check=False).stdout.split()
-    mine = [int(pid) for pid in collectors if os.getpgid(int(pid)) == os.getpgid(nodes.processes["head"].pid)]
+    home = f"SAMITE_HOME={nodes.homes / 'head'}".encode()
+    titles = subprocess.run(["pgrep", "-f", "ray::Collector"], capture_output=True, text=True, check=False).stdout.split()
+    mine = [int(pid) for pid in titles if home in Path(f"/proc/{pid}/environ").read_bytes()]
     assert len(mine) == 1
     os.kill(mine[0], signal.SIGKILL)
     assert driver.wait() == 0, driver.log.read_text()[-4000:]
@@ -261,8 +266,9 @@ def test_a_collector_that_is_killed_costs_neither_a_step_nor_a_line(drive, nodes
     assert [step for step in steps if step is not None] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.drill
 def test_a_driver_whose_run_has_a_newer_attempt_stops_its_ranks_and_ends_with_93(drive, server, nodes, new_attempt):
-    attempt = new_attempt(ranks=2, environment=SLOW)
+    attempt = new_attempt(ranks=2, environment=slowly(4.0))
     driver = drive(attempt, **lease_of(server, attempt))
     driver.until(lambda: read_lease(server.annotations, seen_at_s=0.0).max_step >= 1)
     pids = [Heartbeat.read(driver.folder / "heartbeats" / f"rank-{rank}.json").pid for rank in (0, 1)]

@@ -100,6 +100,8 @@ class ApiServer:
         if self._address.scheme == "http":
             return http.client.HTTPConnection(host, self._address.port, timeout=self._timeout_s)
         trust = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+        # Python 3.13 also wants extensions that the certificates of many clusters lack; name and signature are checked all the same.
+        trust.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return http.client.HTTPSConnection(host, self._address.port, timeout=self._timeout_s, context=trust)
 
 

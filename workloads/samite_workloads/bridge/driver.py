@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +35,7 @@ ACCOUNT_VARIABLE = "SAMITE_SERVICE_ACCOUNT"
 """Folder of token, CA and namespace where it is not mounted in the usual place."""
 _LAST_RENEWAL_S = 10.0
 _LEAVE_WITHIN_S = 30.0
+_RANKS_HEAR_S = 2.5
 
 _logger = logging.getLogger(__name__)
 
@@ -45,23 +45,27 @@ def bridged_driver(attempt: AttemptSpec) -> Iterator[str]:
     """Everything around the worker group of an attempt whose pods share no folder. Ray must be connected."""
     from samite_workloads.bridge.ray_link import start_collector
 
-    folder = Path(attempt.run_folder)
-    name, actor = start_collector(folder, attempt.submission_id)
-    lease, mirror = lease_of(attempt), mirror_of(attempt)
+    name, actor = start_collector(Path(attempt.run_folder), attempt.submission_id)
+    ended = threading.Event()
+    lease, mirror = lease_of(attempt, ended), mirror_of(attempt)
     for thread in (lease, mirror):
         if thread is not None:
             thread.start()
     try:
-        yield name
+        try:
+            yield name
+        finally:
+            ended.set()
+            close_side_by_side(lease, mirror)
+            del actor
     except SystemExit as stopped:
         raise SystemExit(EXIT_FENCED if lease is not None and lease.fenced else stopped.code) from None
-    finally:
-        close_side_by_side(lease, mirror)
-        del actor
+    if lease is not None and lease.fenced:
+        raise SystemExit(EXIT_FENCED)
 
 
-def lease_of(attempt: AttemptSpec) -> LeaseKeeper | None:
-    """The keeper of the run's Lease; None outside of a pod with a service account, where there is nobody to tell."""
+def lease_of(attempt: AttemptSpec, ended: threading.Event) -> LeaseKeeper | None:
+    """The keeper of the run's Lease; None outside of a pod with a service account, where there is nobody to tell. `ended`: the driver leaves already."""
     api = ApiServer.of_this_pod(account=Path(os.environ.get(ACCOUNT_VARIABLE) or SERVICE_ACCOUNT))
     if api is None:
         _logger.warning("no API server or no service account in this pod: the attempt runs without a Lease")
@@ -76,7 +80,7 @@ def lease_of(attempt: AttemptSpec) -> LeaseKeeper | None:
         holder=socket.gethostname(),
         facts=FolderFacts(folder, attempt.submission_id),
         control=ControlFiles(folder),
-        on_fenced=lambda reason: stop_ranks_and_leave(folder, attempt.submission_id, reason),
+        on_fenced=lambda reason: stop_ranks_and_leave(folder, attempt.submission_id, reason, ended),
     )
 
 
@@ -118,13 +122,13 @@ def close_side_by_side(lease: LeaseKeeper | None, mirror: RecordMirror | None) -
     sys.stdout.flush()
 
 
-def stop_ranks_and_leave(folder: Path, submission_id: str, reason: str) -> None:
-    """A newer attempt took over: the ranks hear of it with their next push, then this process ends, in order or not."""
+def stop_ranks_and_leave(folder: Path, submission_id: str, reason: str, ended: threading.Event) -> None:
+    """A newer attempt took over: the ranks hear of it with their next push, then this process ends, in order or not. Not a second time if it `ended`."""
     order = {"request": "fenced", "submission_id": submission_id, "reason": reason}
     (folder / "control").mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "control" / "kill.json", json.dumps(order) + "\n")
     watchdog = threading.Timer(_LEAVE_WITHIN_S, os._exit, args=(EXIT_FENCED,))
     watchdog.daemon = True
     watchdog.start()
-    time.sleep(2.5)
-    os.kill(os.getpid(), signal.SIGTERM)
+    if not ended.wait(_RANKS_HEAR_S):
+        os.kill(os.getpid(), signal.SIGTERM)
