@@ -1,11 +1,16 @@
 """An operator without a cluster: the fake API server, the lifecycle's simulated world behind the seam of an engine, and a clock that only tests move."""
 
 import secrets
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 
 from samite.checkpoint.store.memory import MemoryStore
 from samite.engines.kuberay.api import NODE, RAY_CLUSTER, TRAINING_RUN, ApiError, Document, Kind
