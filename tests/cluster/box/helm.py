@@ -22,7 +22,10 @@ class Helm:
         """Run helm; its output. HelmError when it fails (with `check=False` the output, errors included, is returned)."""
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
         environment |= {f"HELM_{name}_HOME": str(self.home / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
-        done = subprocess.run([str(self.binary), *words], env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
+        try:
+            done = subprocess.run([str(self.binary), *words], env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
+        except subprocess.TimeoutExpired:
+            raise HelmError(f"helm {' '.join(words)}: no answer within {limit_s:.0f} s") from None
         if done.returncode and check:
             raise HelmError(f"helm {' '.join(words)}: {(done.stderr or done.stdout).strip()}")
         return done.stdout if check else done.stdout + done.stderr

@@ -23,7 +23,10 @@ class Kubectl:
     def __call__(self, *words: str, stdin: str | None = None, limit_s: float = 60, check: bool = True) -> str:
         """Run kubectl; its standard output. KubectlError when it fails (with `check=False` the output, errors included, is returned)."""
         command = [str(self.binary), f"--kubeconfig={self.kubeconfig}", *(["-n", self.namespace] if self.namespace else []), *words]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=limit_s, check=False)
+        try:
+            done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=limit_s, check=False)
+        except subprocess.TimeoutExpired:
+            raise KubectlError(f"kubectl {' '.join(words)}: no answer within {limit_s:.0f} s") from None
         if done.returncode and check:
             raise KubectlError(f"kubectl {' '.join(words)}: {(done.stderr or done.stdout).strip()}")
         return done.stdout if check else done.stdout + done.stderr
