@@ -15,12 +15,9 @@ the API server lets nobody grant what they lack.
 {{- with .Values.storage.secretNames }}
 - {apiGroups: [""], resources: [secrets], resourceNames: {{ . | toJson }}, verbs: [get]}
 {{- end }}
-- {apiGroups: [""], resources: [serviceaccounts], verbs: [create, delete, get, list, patch]}
-- {apiGroups: [rbac.authorization.k8s.io], resources: [rolebindings, roles], verbs: [create, delete, get, list, patch]}
+- {apiGroups: [""], resources: [serviceaccounts], verbs: [create, delete, list, patch]}
+- {apiGroups: [rbac.authorization.k8s.io], resources: [rolebindings, roles], verbs: [create, delete, list, patch]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create, delete, get, list, patch, watch]}
-{{- if .Values.kueue.enabled }}
-- {apiGroups: [kueue.x-k8s.io], resources: [localqueues, workloads], verbs: [get, list, watch]}
-{{- end }}
 {{- end -}}
 
 {{/* Rights over what has no namespace: nodes and definitions are only read. */}}
@@ -35,5 +32,5 @@ the API server lets nobody grant what they lack.
 {{/* Rights in the release's own namespace: the Lease that keeps a second operator out. */}}
 {{- define "samite.homeRules" -}}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
-- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [{{ include "samite.operator" . }}], verbs: [get, patch, update]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [{{ include "samite.operator" . }}], verbs: [get, patch]}
 {{- end -}}
