@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from samite.engines.kuberay.api import LEASE, Document, Kind, KubernetesApi, Listing, RetryableApiError
+from samite.engines.kuberay.names import RUN, RUN_UID
 from samite_operators.liveness import Vitals
 
 SILENT_S = 12.0
 """After so long without any answer of the API server, what is in memory means nothing."""
 QUIET_LEASE_S = 4.0
 """A Lease of ours is renewed each 2 s; one that has not changed for so long is looked at."""
-RUN_LABEL = "samite.dev/run"
 ENDED_KEPT = 64
 
 Key = tuple[str, str]
@@ -44,7 +44,7 @@ class ObjectCache:
         self._clock = clock
         self._lock = threading.RLock()
         self._objects: dict[str, dict[Key, _Entry]] = {}
-        self._by_run: dict[tuple[str, str, str], set[Key]] = {}
+        self._by_run: dict[tuple[str, str], set[Key]] = {}
         self._told: dict[str, dict[Key, int]] = {}
         self._ended: dict[Key, list[Document]] = {}
 
@@ -60,9 +60,9 @@ class ObjectCache:
                 return False
             document.get("metadata", {}).pop("managedFields", None)
             objects[key] = _Entry(document, self._clock())
-            for run in {_run(document), _run(old.document) if old is not None else ""}:
-                owned = self._by_run.setdefault((kind.plural, key[0], run), set())
-                (owned.add if run == _run(document) else owned.discard)(key)
+            for uid in {_run_uid(document), _run_uid(old.document) if old is not None else ""}:
+                owned = self._by_run.setdefault((kind.plural, uid), set())
+                (owned.add if uid == _run_uid(document) else owned.discard)(key)
             return True
 
     def remove(self, kind: Kind, document: Document) -> None:
@@ -73,7 +73,7 @@ class ObjectCache:
             old = self._objects.get(kind.plural, {}).get(key)
             if old is not None and _uid(old.document) == _uid(document):
                 del self._objects[kind.plural][key]
-                self._by_run.get((kind.plural, key[0], _run(old.document)), set()).discard(key)
+                self._by_run.get((kind.plural, _run_uid(old.document)), set()).discard(key)
 
     def note_ended(self, pod: Document) -> None:
         """Keep a pod whose container has ended until a turn of its run takes it: KubeRay may delete it before anybody looks."""
@@ -92,10 +92,10 @@ class ObjectCache:
             entry = self._objects.get(kind.plural, {}).get((namespace, name))
         return None if entry is None else (entry.document, entry.changed_at_s)
 
-    def of_run(self, kind: Kind, namespace: str, run: str) -> list[Document]:
-        """Every object of one run."""
+    def of_run(self, kind: Kind, uid: str) -> list[Document]:
+        """Every object of the run `uid`."""
         with self._lock:
-            keys = self._by_run.get((kind.plural, namespace, run), set())
+            keys = self._by_run.get((kind.plural, uid), set())
             return [self._objects[kind.plural][key].document for key in sorted(keys)]
 
     def all(self, kind: Kind) -> list[Document]:
@@ -173,8 +173,8 @@ class CachedApi:
         """All objects. From memory if a run is asked for, or, for kinds without a namespace, if a lagging answer is allowed."""
         if self._from_memory(kind) and not fields:
             found: list[Document] = []
-            if labels and RUN_LABEL in labels:
-                found = [item for item in self._cache.of_run(kind, namespace, labels[RUN_LABEL]) if _matches(item, labels)]
+            if labels and RUN_UID in labels:
+                found = [item for item in self._cache.of_run(kind, labels[RUN_UID]) if _matches(item, labels)]
             elif cached and not labels and not kind.namespaced:
                 found = self._cache.all(kind)
             if found:
@@ -227,4 +227,8 @@ def _uid(document: Document) -> str:
 
 
 def _run(document: Document) -> str:
-    return str((document["metadata"].get("labels") or {}).get(RUN_LABEL, ""))
+    return str((document["metadata"].get("labels") or {}).get(RUN, ""))
+
+
+def _run_uid(document: Document) -> str:
+    return str((document["metadata"].get("labels") or {}).get(RUN_UID, ""))

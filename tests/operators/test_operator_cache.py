@@ -42,7 +42,7 @@ def parts() -> Parts:
 
 
 def pod(name: str, *, run: str = "demo", version: str = "", **more: Any) -> Document:
-    metadata = {"name": name, "namespace": "team", "labels": {"samite.dev/run": run, "samite.dev/run-uid": "u"}}
+    metadata = {"name": name, "namespace": "team", "labels": {"samite.dev/run": run, "samite.dev/run-uid": f"uid-of-{run}"}}
     return {"metadata": {**metadata, **({"resourceVersion": version, "uid": name} if version else {})}, **more}
 
 
@@ -50,7 +50,7 @@ def test_a_run_that_is_watched_costs_no_request(parts: Parts):
     for name in ("a", "b"):
         parts.cache.put(POD, parts.api.put(POD, pod(name)))
     parts.cache.put(POD, parts.api.put(POD, pod("c", run="other")))
-    found = parts.cached.list(POD, "team", labels={"samite.dev/run": "demo", "samite.dev/run-uid": "u"})
+    found = parts.cached.list(POD, "team", labels={"samite.dev/run-uid": "uid-of-demo"})
     assert [item["metadata"]["name"] for item in found.items] == ["a", "b"]
     assert parts.cached.get(POD, "team", "a")["metadata"]["name"] == "a"
     assert parts.reads() == 0
@@ -58,7 +58,7 @@ def test_a_run_that_is_watched_costs_no_request(parts: Parts):
 
 def test_absence_is_asked_of_the_server(parts: Parts):
     parts.api.put(POD, pod("late"))
-    assert len(parts.cached.list(POD, "team", labels={"samite.dev/run": "demo"}).items) == 1
+    assert len(parts.cached.list(POD, "team", labels={"samite.dev/run-uid": "uid-of-demo"}).items) == 1
     assert parts.cached.get(POD, "team", "late")["metadata"]["name"] == "late"
     assert parts.reads() == 2
 
@@ -67,8 +67,8 @@ def test_inside_direct_the_server_alone_is_asked(parts: Parts):
     parts.cache.put(POD, parts.api.put(POD, pod("a")))
     parts.api.delete(POD, "team", "a")
     with parts.cached.direct():
-        assert parts.cached.list(POD, "team", labels={"samite.dev/run": "demo"}).items == []
-    assert len(parts.cached.list(POD, "team", labels={"samite.dev/run": "demo"}).items) == 1
+        assert parts.cached.list(POD, "team", labels={"samite.dev/run-uid": "uid-of-demo"}).items == []
+    assert len(parts.cached.list(POD, "team", labels={"samite.dev/run-uid": "uid-of-demo"}).items) == 1
 
 
 def test_an_api_server_that_is_silent_makes_what_is_in_memory_unknown(parts: Parts):
