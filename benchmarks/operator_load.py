@@ -1,0 +1,163 @@
+"""How much one operator costs with many runs: reconcile latency, requests to the API server, memory, processor time.
+
+    python benchmarks/operator_load.py --runs 50 --seconds 120
+
+A real API server (etcd and kube-apiserver of the box, `make cluster-tools`), the operator's own process with kopf's watches and the KubeRay engine. Below it, machines,
+KubeRay and training are played (tests/operators/played_world.py): each run has a head and two workers, and its driver renews the Lease each 2 s.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "operators"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "cluster"))
+
+from api_server import lone_api_server
+from operator_process import OperatorProcess
+from played_world import PlayedWorld, training_run
+from server_world import ServerApi, install_definitions, make_namespace
+
+from samite.engines.kuberay.api import TRAINING_RUN
+from samite.engines.kuberay.api_client import connect
+
+NAMESPACE = "team-a"
+SAMPLE = re.compile(r"^(?P<name>[a-z0-9_]+)(\{(?P<labels>.*)\})? (?P<value>\S+)$")
+Metrics = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def main() -> int:
+    """Run it and print a JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--turn-seconds", type=float, default=2.0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="operator-load-") as folder:
+        found = measure(Path(folder), runs=arguments.runs, seconds=arguments.seconds, turn_s=arguments.turn_seconds)
+    print(json.dumps(found, indent=1))
+    return 0
+
+
+def measure(folder: Path, *, runs: int, seconds: float, turn_s: float) -> dict[str, Any]:
+    """Bring everything up, wait until every run trains, and count for `seconds`."""
+    (folder / "server").mkdir()
+    (folder / "checkpoints").mkdir()
+    with lone_api_server(folder / "server") as kubectl:
+        api = connect(kubeconfig=str(kubectl.kubeconfig))
+        install_definitions(api, kubectl.kubeconfig)
+        for name in (NAMESPACE, "samite-system"):
+            make_namespace(api, name)
+        world = PlayedWorld(ServerApi(connect(kubeconfig=str(kubectl.kubeconfig))), folder / "checkpoints", machines=8, tick_s=2.0)
+        world.training.checkpoint_every = 50
+        settings = {"SAMITE_TURN_SECONDS": str(turn_s), "SAMITE_LEASE_SECONDS": "15"}
+        with world, OperatorProcess(kubectl.kubeconfig, folder / "operator.log", played_ray=world.dashboard_url, **settings) as operator:
+            operator.wait_ready(limit_s=120)
+            began_s = time.monotonic()
+            for number in range(runs):
+                name = f"run-{number:03d}"
+                api.create(TRAINING_RUN, NAMESPACE, training_run(name, NAMESPACE, uri=f"{world.store_uri}/{name}", steps=100_000))
+            _wait_running(api, runs, operator)
+            up_s = time.monotonic() - began_s
+            time.sleep(15.0)
+            before, cpu_before_s, at_s = _metrics(operator), _cpu_s(operator), time.monotonic()
+            time.sleep(seconds)
+            after, cpu_after_s, lasted_s = _metrics(operator), _cpu_s(operator), time.monotonic() - at_s
+            return {
+                "runs": runs,
+                "seconds": round(lasted_s, 1),
+                "all_running_after_s": round(up_s, 1),
+                "reconcile_s": _quantiles(before, after, "samite_operator_reconcile_duration_seconds"),
+                "turn_s": _quantiles(before, after, "samite_operator_turn_duration_seconds"),
+                "turns_per_run_per_minute": round(_grown(before, after, "samite_operator_turns_total") / runs / lasted_s * 60, 1),
+                "requests_per_run_per_minute": round(_grown(before, after, "samite_operator_requests_total") / runs / lasted_s * 60, 2),
+                "requests": _requests(before, after, runs=runs, lasted_s=lasted_s),
+                "memory_mb": round(_rss_mb(operator), 1),
+                "cores": round((cpu_after_s - cpu_before_s) / lasted_s, 3),
+                "errors": {
+                    dict(labels)["samite_turn_outcome"]: value
+                    for (name, labels), value in after.items()
+                    if name == "samite_operator_turns_total" and dict(labels)["samite_turn_outcome"] != "done"
+                },
+                "load_average": os.getloadavg()[0],
+                "cores_of_machine": os.cpu_count(),
+                "page_size": resource.getpagesize(),
+            }
+
+
+def _wait_running(api: Any, runs: int, operator: OperatorProcess) -> None:
+    ends_s = time.monotonic() + 240.0
+    while True:
+        phases = [(run.get("status") or {}).get("phase") for run in api.list(TRAINING_RUN, NAMESPACE).items]
+        if phases.count("Running") == runs:
+            return
+        assert time.monotonic() < ends_s, f"{phases}\n{operator.log.read_text()[-3000:]}"
+        time.sleep(1.0)
+
+
+def _metrics(operator: OperatorProcess) -> Metrics:
+    status, text = operator.probe("/metrics")
+    assert status == 200
+    found: Metrics = {}
+    for line in text.splitlines():
+        match = SAMPLE.match(line)
+        if match:
+            labels = tuple(sorted(re.findall(r'([a-z0-9_]+)="((?:[^"\\]|\\.)*)"', match["labels"] or "")))
+            found[match["name"], labels] = float(match["value"])
+    return found
+
+
+def _grown(before: Metrics, after: Metrics, name: str) -> float:
+    return sum(value - before.get(key, 0.0) for key, value in after.items() if key[0] == name)
+
+
+def _quantiles(before: Metrics, after: Metrics, name: str) -> dict[str, float]:
+    buckets: dict[float, float] = {}
+    for (sample, labels), value in after.items():
+        if sample == f"{name}_bucket":
+            bound = float(dict(labels)["le"].replace("+Inf", "inf"))
+            buckets[bound] = buckets.get(bound, 0.0) + value - before.get((sample, labels), 0.0)
+    total = max(buckets.values(), default=0.0)
+    return {f"p{round(share * 100)}": _quantile(sorted(buckets.items()), share * total) for share in (0.5, 0.95, 0.99)} if total else {}
+
+
+def _quantile(buckets: list[tuple[float, float]], rank: float) -> float:
+    """Between the bounds of the bucket, as Prometheus does it."""
+    low, below = 0.0, 0.0
+    for bound, count in buckets:
+        if count >= rank:
+            inside = count - below
+            return round(low + (min(bound, 60.0) - low) * ((rank - below) / inside if inside else 1.0), 4)
+        low, below = bound, count
+    return low
+
+
+def _requests(before: Metrics, after: Metrics, *, runs: int, lasted_s: float) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for (name, labels), value in after.items():
+        if name == "samite_operator_requests_total":
+            given = dict(labels)
+            what = f"{given['samite_request_verb']} {given['samite_request_resource']}"
+            found[what] = found.get(what, 0.0) + value - before.get((name, labels), 0.0)
+    return {what: round(count / runs / lasted_s * 60, 2) for what, count in sorted(found.items()) if count}
+
+
+def _rss_mb(operator: OperatorProcess) -> float:
+    text = Path(f"/proc/{operator.process.pid}/status").read_text(encoding="utf-8")
+    return int(re.findall(r"VmRSS:\s+(\d+)", text)[0]) / 1024
+
+
+def _cpu_s(operator: OperatorProcess) -> float:
+    fields = Path(f"/proc/{operator.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
