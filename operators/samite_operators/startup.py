@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from samite.engines.kuberay.api import Kind
 from samite.engines.kuberay.names import RUN
-from samite_operators.clearing import FINALIZER
 from samite_operators.handlers import LABELLED, Watcher, register
 from samite_operators.settings import Settings
 
@@ -14,6 +13,8 @@ if TYPE_CHECKING:
 
 ANNOTATIONS = "operator.samite.dev"
 """Where kopf would keep notes on an object. With event handlers alone it never does."""
+KOPF_FINALIZER = f"{ANNOTATIONS}/none"
+"""On no object, ever."""
 
 
 def kopf_settings(settings: Settings) -> "kopf.OperatorSettings":
@@ -43,7 +44,8 @@ def kopf_settings(settings: Settings) -> "kopf.OperatorSettings":
     found.posting.enabled = False
     found.posting.reporting_component = "samite-operator"
     found.posting.event_name_prefix = "samite-"
-    found.persistence.finalizer = FINALIZER
+    # Not ours: kopf takes its finalizer off every object that no handler of its own holds, and ours is held by turns.
+    found.persistence.finalizer = KOPF_FINALIZER
     found.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=ANNOTATIONS)
     found.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=ANNOTATIONS)
     found.queueing.worker_limit = settings.workers

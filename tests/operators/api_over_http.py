@@ -58,6 +58,8 @@ class WatchedApi(FakeApi):
         """(version, plural, event, object), oldest first."""
         self.news = threading.Condition(self._lock)
         self.watches = 0
+        self.by_kopf: list[str] = []
+        """Patches that kopf sent by itself; there must be none."""
         self.mute = False
         """True: watches stay open and say nothing."""
         self.gone_before = 0
@@ -165,6 +167,9 @@ def _handler(server: ApiOverHttp) -> type[BaseHTTPRequestHandler]:
                 return {"kind": "Status", "status": "Success"}
             if "apply" in self.headers.get("Content-Type", ""):
                 return api.apply(kind, namespace, body)
+            if isinstance(body, list):
+                api.by_kopf.append(f"{self.path}: {body}")
+                raise error_of(415, "the operator itself sends no JSON patch")
             return api.patch(kind, namespace, name, body, subresource=subresource)
 
         def _watch(self, kind: Kind, namespace: str, exists: list[str], since: int) -> None:

@@ -299,3 +299,19 @@ def test_a_node_is_lost_while_the_operator_crashes_at_every_call(kuberay_world: 
     assert lost
     assert world.operator.phase == "Succeeded", world.operator.status.get("message")
     assert world.operator.status["attempt"] == 3
+
+
+def test_a_deletion_on_the_kuberay_engine_gives_everything_back(kuberay_world: Any):
+    world = kuberay_world()
+    while world.operator.phase != "Running":
+        world.turn()
+        world.tick()
+    world.crashing.delete(TRAINING_RUN, "team-a", "demo")
+    for _ in range(60):
+        if world.operator.object is None:
+            break
+        world.turn()
+        world.tick()
+    assert world.operator.object is None, world.operator.status.get("message")
+    assert world.clusters() == set()
+    assert world.running() == []

@@ -37,6 +37,7 @@ class Stage:
         return self.started[-1]
 
     def submit(self, name: str = "demo", **spec: Any) -> None:
+        spec = {"suspendPolicy": {"graceSeconds": 1.0}, **spec}
         document = training_run(name, TEAM, uri=f"{self.world.store_uri}/{name}", **spec)
         document["metadata"]["generation"] = 1
         self.api.put(TRAINING_RUN, document)
@@ -66,6 +67,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         for process in found.started:
             process.kill()
     assert found.world.errors == []
+    assert found.api.by_kopf == []
 
 
 def test_a_run_is_looked_after_from_its_creation_to_its_deletion(stage: Stage):
