@@ -103,15 +103,17 @@ def _failed(
     if _worth_waiting(turn) and not lost_head and not nodes:
         return Verdict(evidence=evidence, suspicion="the job ended; waiting for its result", still=still)
     seen = turn.live_seen
+    preempted = frozenset(node for node, _ in turn.memory.preempted)
+    heads = tuple(node.name for node in turn.cluster_seen().nodes if lost_head and node.head and node.name in preempted)
     failed_ranks = turn.ranks.failed if turn.ranks.incarnation > live_of(turn).handled else []
     cause = classify(
         reports=reports,
         exits=failed_ranks,
         job_message=seen.job_message if seen.job_status is JobStatus.FAILED else "",
         log_tail=seen.log_tail,
-        lost_nodes=nodes,
+        lost_nodes=(*nodes, *heads),
         lost_head=lost_head,
-        preempted_nodes=frozenset(node for node, _ in turn.memory.preempted),
+        preempted_nodes=preempted,
         policy=turn.plan.restart,
     )
     if seen.job_status is JobStatus.STOPPED and not (reports or nodes or lost_head):

@@ -24,6 +24,7 @@ from samite.engines.kuberay.api import (
 Key = tuple[str, str, str]
 Refusals = list[tuple[str, str, ApiError]]
 Calls = list[tuple[str, str, str]]
+Deletes = list[tuple[str, str, int | None]]
 
 
 class FakeApi:
@@ -39,6 +40,8 @@ class FakeApi:
         """(verb, plural, error) for the next matching calls, each used once."""
         self.calls: Calls = []
         """(verb, plural, name) of every call."""
+        self.deletes: Deletes = []
+        """(plural, name, grace period) of every delete."""
         self.dead_machines: set[str] = set()
         """Nodes whose kubelet answers nobody, whatever their conditions still say."""
         self.on_write: Callable[[str, Document], None] | None = None
@@ -110,6 +113,7 @@ class FakeApi:
         del propagation
         with self._lock:
             self._begin("delete", kind, name)
+            self.deletes.append((kind.plural, name, grace_s))
             key = self._key(kind, namespace, name)
             known = self._objects.get(key)
             if known is None:

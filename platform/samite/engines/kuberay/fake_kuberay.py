@@ -15,6 +15,7 @@ from samite.engines.kuberay.fake_api import FakeApi
 NOT_READY_AFTER_S = 10.0
 EVICTED_AFTER_S = 15.0
 STARTS_IN_S = 2.0
+GRACE_S = 8.0
 RAY_DEAD_AFTER_S = 8.0
 
 
@@ -38,6 +39,7 @@ class FakeKubeRay:
     now_s: float = 0.0
     started_at_s: dict[str, float] = field(default_factory=dict)
     """By pod uid: when its container started."""
+    leaving_since_s: dict[str, float] = field(default_factory=dict)
     stopped: bool = False
     """True: KubeRay's operator is down."""
     next_address: int = 1
@@ -121,9 +123,13 @@ class FakeKubeRay:
                 self.api.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
 
     def _reconcile(self, cluster: Document) -> None:
-        if cluster["metadata"].get("deletionTimestamp") or cluster["spec"].get("suspend"):
+        if cluster["metadata"].get("deletionTimestamp"):
             return
         mine = [pod for pod in self.api.every(POD) if pod["metadata"]["labels"].get(names.RAY_CLUSTER_LABEL) == cluster["metadata"]["name"]]
+        if cluster["spec"].get("suspend"):
+            for pod in mine:
+                self._end_gently(pod)
+            return
         for pod in mine:
             if pod.get("status", {}).get("phase") in {"Failed", "Succeeded"} and not pod["metadata"].get("deletionTimestamp"):
                 self.api.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
@@ -136,6 +142,15 @@ class FakeKubeRay:
             have = sum(1 for pod in mine if pod["metadata"]["labels"][names.RAY_NODE_TYPE_LABEL] == kind)
             for _ in range(count - have):
                 self._make_pod(cluster, kind, template)
+
+    def _end_gently(self, pod: Document) -> None:
+        """A pod is asked to go, and goes after its grace."""
+        metadata = pod["metadata"]
+        began_s = self.leaving_since_s.setdefault(metadata["uid"], self.now_s)
+        if self.now_s - began_s >= GRACE_S:
+            self.api.delete(POD, metadata["namespace"], metadata["name"], grace_s=0)
+        elif not metadata.get("deletionTimestamp"):
+            self.api.put(POD, {"metadata": {**metadata, "deletionTimestamp": "2026-01-01T00:00:00Z"}})
 
     def _make_pod(self, cluster: Document, kind: str, template: Document) -> None:
         metadata = cluster["metadata"]

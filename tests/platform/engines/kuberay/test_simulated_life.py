@@ -17,9 +17,9 @@ from samite.engines.kuberay.fake_kuberay import FakeKubeRay
 from samite.engines.kuberay.fake_training import FakeTraining
 from samite.engines.kuberay.runtime import Runtime
 from samite.engines.ray_jobs import RayJobs
-from samite.lifecycle import DESTRUCTIVE, Memory, Phase, ReplaceNode, RunPlan, Submit
+from samite.lifecycle import DESTRUCTIVE, KillRanks, Memory, Phase, ReplaceNode, RequestCheckpoint, RunPlan, Submit
 from samite.lifecycle.decide import decide
-from samite.lifecycle.evidence import Source
+from samite.lifecycle.evidence import Evidence, Source
 from samite.spec import TrainingRun
 
 CRD_15 = {
@@ -339,3 +339,41 @@ def test_time_in_a_queue_is_no_delay_of_the_run(live):
     assert "quota" in life.status.message
     life.api.put(RAY_CLUSTER, {"metadata": cluster["metadata"], "spec": {"suspend": False}})
     life.until(lambda: life.memory.phase is Phase.SUCCEEDED)
+
+
+def test_quota_that_is_taken_back_costs_a_preemption_and_the_run_goes_on_when_it_returns(live):
+    life = live(stages=1)
+    life.run["spec"]["stages"][0]["budget"]["steps"] = 40
+    life.until_training()
+    (cluster,) = life.api.every(RAY_CLUSTER)
+    life.api.put(RAY_CLUSTER, {"metadata": cluster["metadata"], "spec": {"suspend": True}})
+    life.until(lambda: life.memory.phase is Phase.RECOVERING, within=60)
+    assert life.status.last_failure.failure_class == "preemption"
+    assert any(isinstance(action, RequestCheckpoint) for _, action in life.actions)
+    for _ in range(30):
+        life.turn()
+    for item in life.api.every(RAY_CLUSTER):
+        life.api.put(RAY_CLUSTER, {"metadata": item["metadata"], "spec": {"suspend": False}})
+    life.until(lambda: life.memory.phase is Phase.SUCCEEDED, within=300)
+    assert life.status.restarts == {"preemption": 1}
+    assert life.training.submitted == ["demo-s00-a1", "demo-s00-a2"]
+
+
+def test_a_rank_that_must_die_is_asked_first_and_then_its_pod_is_ended(live):
+    life = live(stages=1)
+    life.run["spec"]["stages"][0]["budget"]["steps"] = 100
+    life.until_training()
+    pod = life.pods_of_ranks()[1]["metadata"]["name"]
+    facts = (
+        Evidence(source=Source.HEARTBEAT, subject="2 ranks", says="no progress"),
+        Evidence(source=Source.PROCESS_TABLE, subject="rank 1", says="stopped"),
+    )
+    action = KillRanks(submission_id="demo-s00-a1", incarnation=0, ranks=(1,), reason="hang", evidence=facts)
+    assert life.engine.apply(life.run, life.plan, [action], runtime=Runtime()) == []
+    control = json.loads(life.api.look(LEASE, "team-a", "demo-heartbeat")["metadata"]["annotations"]["samite.dev/control"])
+    assert (control["kill.json"]["ranks"], control["kill.json"]["incarnation"]) == ([1], 0)
+    assert life.api.look(POD, "team-a", pod) is not None
+    for _ in range(11):
+        life.turn()
+    assert life.engine.apply(life.run, life.plan, [action], runtime=Runtime()) == []
+    assert life.api.look(POD, "team-a", pod) is None
