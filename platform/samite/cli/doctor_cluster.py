@@ -213,16 +213,26 @@ def _runs(engine: "ClusterEngine") -> Iterator[Finding]:
 
 
 def stuck(engine: "ClusterEngine") -> list[Any]:
-    """Runs whose deletion waits longer than the operator's own cap for the finalizer that Samite set."""
+    """Runs whose deletion waits for the finalizer that Samite set: longer than the operator's own cap, or at all if there is no operator."""
     from samite.engines.kuberay.client_run import seconds
 
+    deleted = [run for run in engine.runs() if run.document["metadata"].get("deletionTimestamp")]
+    cap_s = FINALIZER_CAP_S if deleted and _may_be_alive(engine) else float("-inf")
     found = []
-    for run in engine.runs():
+    for run in deleted:
         metadata = run.document["metadata"]
         since_s = seconds(metadata.get("deletionTimestamp"))
-        if since_s and FINALIZER in (metadata.get("finalizers") or ()) and time.time() - since_s > FINALIZER_CAP_S:
+        if since_s and FINALIZER in (metadata.get("finalizers") or ()) and time.time() - since_s > cap_s:
             found.append(run)
     return found
+
+
+def _may_be_alive(engine: "ClusterEngine") -> bool:
+    """False only if it is known that no operator renews a Lease."""
+    try:
+        return any(finding.ok for finding in _operator(engine))
+    except SamiteError:
+        return True
 
 
 def _finalizers(engine: "ClusterEngine") -> Iterator[Finding]:

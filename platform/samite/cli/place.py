@@ -111,17 +111,18 @@ def find(run: str, *, revive: bool = False) -> "tuple[RunClient[Any], Any]":
         raise
 
 
-ContextOption = Annotated[
-    str, typer.Option("--context", help="Kubernetes context to look in; without it, runs of this machine.", show_default=False)
-]
-NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="Kubernetes namespace; default the context's.", show_default=False)]
-KubeconfigOption = Annotated[
-    str, typer.Option("--kubeconfig", help="File with the contexts; default KUBECONFIG, then ~/.kube/config.", show_default=False)
-]
+HELP = {
+    "context": "Kubernetes context to look in; without it, runs of this machine.",
+    "namespace": "Kubernetes namespace; default the context's.",
+    "kubeconfig": "File with the contexts; default KUBECONFIG, then ~/.kube/config.",
+}
+ContextOption = Annotated[str, typer.Option("--context", help=HELP["context"], show_default=False)]
+NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help=HELP["namespace"], show_default=False)]
+KubeconfigOption = Annotated[str, typer.Option("--kubeconfig", help=HELP["kubeconfig"], show_default=False)]
 
 
 def add_flags(command_: Any, flags: "list[Any] | None" = None) -> None:
-    """Let every command below `command_` take the three flags too: as with kubectl they may stand before or after it. Only the root's help shows them."""
+    """Let every command below `command_` take the three flags too: as with kubectl they may stand before or after it."""
     shared = flags or _flag_parameters()
     children = getattr(command_, "commands", {})
     for child in children.values():
@@ -139,7 +140,7 @@ def _flag_parameters() -> list[Any]:
             take_flag(name, value)
             return value
 
-        return typer.Option(f"--{name}", *more, callback=remember, expose_value=False, hidden=True)
+        return typer.Option(f"--{name}", *more, callback=remember, expose_value=False, help=HELP[name], show_default=False)
 
     def flags(
         context: Annotated[str, remembered("context")] = "",
