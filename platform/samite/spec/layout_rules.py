@@ -155,8 +155,9 @@ def _unit(low: str, high: str) -> str:
 
 def _rows() -> str:
     """CEL: the message about rows that cannot be shared out."""
+    counted = "l == h ? '%s'.format([l]) : '%s and %s'.format(l < h ? [l, h] : [h, l])"
     says = template(
-        "wanted rows of <<self.contextLength>> tokens that divide over <<l == h ? '%s'.format([l]) : '%s and %s'.format([l, h])>> data-parallel ranks in "
+        f"wanted rows of <<self.contextLength>> tokens that divide over <<{counted}>> data-parallel ranks in "
         "micro-batches of <<self.batch.microBatch>>: a multiple of <<u>> rows; found <<self.batch.tokens>> tokens = "
         "<<self.batch.tokens / self.contextLength>> rows; " + computed(nearest_multiples("self.batch.tokens", "u * self.contextLength"))
     )
