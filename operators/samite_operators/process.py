@@ -139,7 +139,7 @@ def build(
     )
     cache = ObjectCache(clock=clock)
     cached = CachedApi(metered, cache, vitals, watched=(), clock=clock)
-    stores = RunStores(metered, clock=clock)
+    stores = RunStores(metered, readable=settings.storage_secrets, clock=clock)
     records = EventRecords()
     ledger = BlameLedger(metered, host_of=lambda _, node: node if cache.get(NODE, "", node) is not None else "", clock=clock)
     teller = Teller(

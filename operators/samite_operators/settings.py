@@ -17,6 +17,7 @@
 | `SAMITE_ORPHAN_GRACE_SECONDS` | 600 | such an object must have been seen for so long, in two looks, before it is deleted |
 | `SAMITE_MAINTENANCE` | `false` | `true`: look and report, change nothing but status |
 | `SAMITE_TOKEN_KEY_FILE` | empty | file with the key, 32 bytes or more, that the tokens of Ray clusters are derived from |
+| `SAMITE_STORAGE_SECRETS` | empty | names of Secrets with storage keys, separated by commas, that may be read for runs that name one; no other is asked for |
 | `SAMITE_HEALTH_PORT` | 8080 | `/healthz`, `/readyz` and `/metrics` |
 | `SAMITE_LOG_LEVEL`, `SAMITE_LOG_FORMAT` | `INFO`, `json` | `text` is for terminals |
 | `OTEL_EXPORTER_OTLP_ENDPOINT` | empty | where metrics and events go as well |
@@ -56,6 +57,7 @@ class Settings:
     orphan_grace_s: float = 600.0
     maintenance: bool = False
     token_key_file: str = ""
+    storage_secrets: frozenset[str] = frozenset()
     health_port: int = 8080
     log_level: str = "INFO"
     log_format: str = "json"
@@ -95,6 +97,7 @@ class Settings:
             orphan_grace_s=read.seconds("SAMITE_ORPHAN_GRACE_SECONDS", 600.0, least=0.0),
             maintenance=read.flag("SAMITE_MAINTENANCE"),
             token_key_file=read.text("SAMITE_TOKEN_KEY_FILE", ""),
+            storage_secrets=frozenset(name.strip() for name in read.text("SAMITE_STORAGE_SECRETS", "").split(",") if name.strip()),
             health_port=read.count("SAMITE_HEALTH_PORT", 8080, least=0),
             log_level=read.choice("SAMITE_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR")),
             log_format=read.choice("SAMITE_LOG_FORMAT", "json", ("json", "text")),

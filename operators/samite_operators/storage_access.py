@@ -1,7 +1,8 @@
 """The operator's own look at the checkpoint storage of a run: opened once, with credentials that may change while it is open.
 
-Credentials come from the Secret that the run names, if the operator may read it, else from the operator's own environment (workload identity, or
-the Secret that the chart mounts). A rotated Secret is read again when storage refuses, and each ten minutes: nothing is restarted for it.
+Credentials come from the Secret that the run names, if it is one of those that the operator was told to read, else from the operator's own
+environment (workload identity, or the Secret that the chart mounts). A rotated Secret is read again when storage refuses, and each ten minutes:
+nothing is restarted for it.
 """
 
 import base64
@@ -27,8 +28,9 @@ T = TypeVar("T")
 class RunStores:
     """Stores by run; `of` is what the engine and the event records are given."""
 
-    def __init__(self, api: KubernetesApi, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._api, self._clock = api, clock
+    def __init__(self, api: KubernetesApi, *, readable: frozenset[str] = frozenset(), clock: Callable[[], float] = time.monotonic) -> None:
+        """`readable`: names of the Secrets that may be read."""
+        self._api, self._readable, self._clock = api, readable, clock
         self._lock = threading.Lock()
         self._stores: dict[tuple[str, str], RotatingStore] = {}
 
@@ -52,7 +54,7 @@ class RunStores:
 
     def _keys(self, namespace: str, checkpoint: Mapping[str, Any]) -> tuple[str, str]:
         name = (checkpoint.get("credentials") or {}).get("secretName")
-        if not name:
+        if name not in self._readable:
             return "", ""
         try:
             data = self._api.get(SECRET, namespace, name).get("data") or {}

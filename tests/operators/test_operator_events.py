@@ -172,13 +172,20 @@ def test_credentials_come_from_the_runs_secret_and_a_rotated_one_is_read_again()
         data = {key: base64.b64encode(value.encode()).decode() for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
         api.put(SECRET, {"metadata": {"name": "s3", "namespace": "team-a"}, "data": data})
 
-    stores = RunStores(api)
+    stores = RunStores(api, readable=frozenset({"s3"}))
     checkpoint = {"uri": "s3://bucket/demo", "credentials": {"secretName": "s3"}}
     secret("old")
     assert stores._keys("team-a", checkpoint) == ("old", "old")
     secret("new")
     assert stores._keys("team-a", checkpoint) == ("new", "new")
     assert stores._keys("team-a", {"uri": "s3://bucket/demo"}) == ("", "")
+
+
+def test_a_secret_that_the_operator_was_not_told_to_read_is_not_asked_for():
+    api = FakeApi()
+    checkpoint = {"uri": "s3://bucket/demo", "credentials": {"secretName": "theirs"}}
+    assert RunStores(api, readable=frozenset({"s3"}))._keys("team-a", checkpoint) == ("", "")
+    assert api.calls == []
 
 
 def test_a_store_whose_credentials_are_refused_is_opened_again():
