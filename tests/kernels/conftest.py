@@ -21,7 +21,9 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The CUDA kernels compiled for the CPU."""
+    """The CUDA kernels compiled for the CPU, or the library that SAMITE_KERNELS_EMULATION already names."""
+    if given := os.environ.get("SAMITE_KERNELS_EMULATION"):
+        return Path(given)
     spec = importlib.util.spec_from_file_location("emulation_build", EMULATION)
     assert spec is not None
     assert spec.loader is not None
@@ -40,4 +42,3 @@ def emulation(emulated_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     reverse = ctypes.CDLL(str(emulated_library)).emulation_reverse
     yield lambda on: reverse(int(on))
     reverse(0)
-    os.environ.pop("SAMITE_KERNELS_EMULATION", None)

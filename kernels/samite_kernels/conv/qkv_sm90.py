@@ -71,7 +71,7 @@ def _forward_operator(
 ) -> tuple[Tensor, Tensor, Tensor]:
     streams = [_rows(x) for x in (q, k, v)]
     y = (_like(q), _like(k), _like(v))
-    tensors = {"x": streams, "weight": [x.contiguous() for x in (q_taps, k_taps, v_taps)], "y": y}
+    tensors: dict[str, Sequence[Tensor]] = {"x": streams, "weight": [x.contiguous() for x in (q_taps, k_taps, v_taps)], "y": y}
     _run(_forward, tensors | _states("initial_state", (q_state, k_state, v_state)), q, cu_seqlens, activation)
     return y
 
@@ -108,7 +108,11 @@ def _backward_operator(
     d_states = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in states]
     num_strips = _strips(streams[0], cu_seqlens).num_chunks
     parts = torch.empty(num_strips, sum(x.shape[0] for x in taps), TAPS, dtype=torch.float32, device=taps[0].device)
-    tensors = {"x": [_rows(x) for x in streams], "weight": [x.contiguous() for x in taps], "d_y": [_rows(x) for x in d_y]}
+    tensors: dict[str, Sequence[Tensor]] = {
+        "x": [_rows(x) for x in streams],
+        "weight": [x.contiguous() for x in taps],
+        "d_y": [_rows(x) for x in d_y],
+    }
     tensors |= {"d_x": d_x, "d_weight": d_taps} | _states("initial_state", states) | _states("d_initial_state", d_states)
     _run(_backward, tensors, streams[0], cu_seqlens, activation, parts=parts)
     return [*d_x, *d_taps, *d_states]

@@ -10,7 +10,6 @@ that can't run is an error, never a silent change. KDA itself has `kda/dispatch.
 import os
 from dataclasses import dataclass, field
 
-BACKENDS = ("sm90", "reference")
 NOT_MEASURED = "built for Hopper and checked without one, not measured yet"
 
 
