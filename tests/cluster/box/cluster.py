@@ -78,7 +78,7 @@ class Cluster:
                 cluster.control_plane.start(listener)
                 say(f"{time.monotonic() - begun_s:4.0f} s  control plane answers")
                 for node in cluster.nodes:
-                    node.start(archives)
+                    node.start(archives, keep_stock=node.number == 1)
                 cluster.kubectl.apply(MANIFESTS / "coredns.yaml")
                 for node in cluster.nodes:
                     cluster.wait_ready(node.number, limit_s=120)
@@ -175,7 +175,7 @@ class Cluster:
         self.state.archives.append(str(archive))
         self.state.save()
         for node in self._running():
-            node.ctr("images", "import", "--digests=false", "--local", str(archive))
+            node.import_image(archive)
         for name in names[1:]:
             self.tag_image(names[0], name)
 

@@ -89,6 +89,9 @@ def _python_archive(folders: Folders, say: Callable[[str], None]) -> Path:
         # Every user may walk down to the mounted folders: Debian's /root is closed, and a Python may lie below it.
         above = sorted({str(parent) for path in shown for parent in [path, *path.parents] if parent != Path("/")})
         search = f"{Path(sys.prefix).absolute() / 'bin'}:{Path(sys.base_prefix).resolve() / 'bin'}:{PLAIN_PATH}"
+        others = sorted(folders.images.glob(f"{_file_name(PYTHON_IMAGE)}-*.tar"), key=lambda file: file.stat().st_mtime)
+        for old in others[:-2]:  # of checkouts in other places
+            old.unlink()
         write_archive(target, PYTHON_IMAGE, [Layer(tar=debian_root(folders)), Layer(folders=tuple(above))], path=search)
     return target
 

@@ -1,5 +1,6 @@
 """One node: a bundle of namespaces with containerd, kubelet and kube-proxy, that can lose its power, its network, its kubelet or its mind."""
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from . import cgroups, network
 from .addresses import MAX_NODES, node_address, node_name, node_namespace
 from .binaries import Binaries
+from .node_init import copy_linked, import_mark
 from .node_settings import write_settings
 from .processes import Started, end, only_child, start
 from .state import State
@@ -30,11 +32,19 @@ class Node:
         process = self.state.processes.get(self.name)
         return process if process and process.alive() else None
 
-    def start(self, archives: Sequence[Path], *, clock_off_s: float = 0) -> None:
-        """Power on: its disk (images, logs) is as it was left. Returns before it is Ready. RuntimeError when it runs already."""
+    def start(self, archives: Sequence[Path], *, clock_off_s: float = 0, keep_stock: bool = False) -> None:
+        """Power on: its disk (images, logs) is as it was left. Returns before it is Ready. RuntimeError when it runs already.
+
+        A new disk starts from the stock, if an earlier box left one of these archives; with `keep_stock` this node leaves it.
+        """
         if self.init:
             raise RuntimeError(f"{self.name} runs already")
         folder = write_settings(self.binaries, self.state, self.number, clock_off_s=clock_off_s)
+        stock = self._stock(archives)
+        if stock.exists() and not (folder / "containerd").exists():
+            copy_linked(stock, folder / "containerd")
+            for archive in archives:
+                import_mark(folder, str(archive)).touch()
         cgroups.make(self.number)
         network.add_node(self.number)
         keys, path = self.binaries.folders.certificates, self.binaries.path
@@ -53,6 +63,7 @@ class Node:
             "path": [str(self.binaries.of("containerd")), str(self.binaries.of("runc"))],
             "ctr": str(path("ctr")),
             "archives": [str(one) for one in archives],
+            "stock": str(stock) if keep_stock else None,
             "daemons": {name: [str(word) for word in command] for name, command in daemons.items()},
             "logs": {name: str(self.logs / f"{self.name}-{name}.log") for name in daemons},
         }
@@ -72,6 +83,10 @@ class Node:
         first = only_child(outer)
         cgroups.join(self.number, first.pid)
         self.state.record(self.name, first)
+
+    def _stock(self, archives: Sequence[Path]) -> Path:
+        names = [self.binaries.of("containerd").name, *sorted(one.name for one in archives)]
+        return self.binaries.folders.cache / "stocks" / hashlib.sha256(" ".join(names).encode()).hexdigest()[:16]
 
     def kill(self) -> None:
         """Power cut: the kernel kills every process of the node at once; nobody is told."""
@@ -139,3 +154,8 @@ class Node:
     def ctr(self, *words: str, limit_s: float = 180) -> str:
         """containerd's `ctr` in Kubernetes' namespace."""
         return self.run(str(self.binaries.path("ctr")), "-a", "/run/containerd/containerd.sock", "-n", "k8s.io", *words, limit_s=limit_s)
+
+    def import_image(self, archive: Path) -> None:
+        """Import an image archive now."""
+        self.ctr("images", "import", "--digests=false", "--local", str(archive))
+        import_mark(self.binaries.folders.run / self.name, str(archive)).touch()
