@@ -1,5 +1,6 @@
 """What a person reads when a cluster cannot be reached, does not let them in, or does not take the document; and with which exit code."""
 
+import json
 import socket
 from pathlib import Path
 
@@ -84,6 +85,24 @@ def test_an_unknown_login_says_who_was_not_let_in(shell, world: World):
     done = shell(*PROD, "list", code=4)
     assert "does not accept the credentials of user 'alice'" in done.stderr
     assert "kubectl --context prod auth whoami" in done.stderr
+
+
+def test_a_login_helper_that_fails_is_named_when_the_server_lets_nobody_in(shell, world: World, tmp_path: Path):
+    file = write_kubeconfig(tmp_path / "k", world.address)
+    document = json.loads(file.read_text(encoding="utf-8"))
+    helper = {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-helper", "interactiveMode": "Never"}
+    document["users"][0]["user"] = {"exec": helper}
+    file.write_text(json.dumps(document), encoding="utf-8")
+    text = 'x is forbidden: User "system:anonymous" cannot list resource "trainingruns" in API group "samite.dev" in the namespace "team-a"'
+    world.answers.append(("GET", "trainingruns", 403, refusal(text, "Forbidden", 403)))
+    done = shell("--kubeconfig", str(file), "list", code=4)
+    assert "the login helper of the kubeconfig failed" in done.stderr
+    assert "no-such-helper" in done.stderr
+
+
+def test_an_address_of_ipv6_keeps_its_brackets(shell, tmp_path: Path):
+    file = write_kubeconfig(tmp_path / "k", "http://[::1]:9")
+    assert "at http://[::1]:9 did not answer" in shell("--kubeconfig", str(file), "list", code=11).stderr
 
 
 def test_a_missing_right_says_which_verb_on_what_and_who_has_it_not(shell, world: World):

@@ -7,6 +7,8 @@ import pytest
 from served_api import World
 
 from samite.engines.kuberay.api import TRAINING_RUN
+from samite.engines.kuberay.wishes import wishes_of
+from samite.lifecycle import Memory
 
 PROD = ("--context", "prod")
 
@@ -242,3 +244,33 @@ def test_waiting_for_a_phase_ends_with_another_end(shell, stored, spec_file: Pat
 def test_a_run_that_was_just_asked_to_go_on_is_not_yet_held_for_good(shell, stored):
     stored(phase="Held", status={"settled": True})
     assert "wanted Running" in shell(*PROD, "resume", "demo", "--wait", "--timeout", "1", code=7).stderr
+
+
+def test_an_approval_is_added_where_a_policy_can_guard_it_and_keeps_what_others_added(shell, stored, world: World):
+    stored()
+    world.api.put(
+        TRAINING_RUN, {"metadata": {"name": "demo", "namespace": "team-a"}, "spec": {"approvals": [{"stage": "other", "by": "bob"}]}}
+    )
+    assert "approved stage pretrain of demo" in shell(*PROD, "stages", "approve", "demo", "pretrain").stderr
+    approvals = run_in(world)["spec"]["approvals"]
+    assert [approval["stage"] for approval in approvals] == ["other", "pretrain"]
+    shell(*PROD, "stages", "approve", "demo", "pretrain")
+    assert run_in(world)["spec"]["approvals"] == approvals
+    found = wishes_of(run_in(world), Memory()).requests
+    assert [(request.kind.value, request.argument) for request in found] == [("approve", "other"), ("approve", "pretrain")]
+    assert wishes_of(run_in(world), Memory(handled_requests=("approval-other", "approval-pretrain"))).requests == ()
+    assert "it has: pretrain" in shell(*PROD, "stages", "approve", "demo", "pretrian", code=5).stderr
+
+
+def test_the_stages_of_a_run(shell, stored):
+    stored()
+    lines = [line.split() for line in shell(*PROD, "stages", "ls", "demo").stdout.splitlines()]
+    assert lines[1] == ["pretrain", "Pretrain", "1024", "60", "steps", "-", "running"]
+
+
+def test_a_node_is_left_out_on_request(shell, stored, world: World):
+    stored()
+    shell(*PROD, "nodes", "exclude", "demo", "gpu-0417")
+    shell(*PROD, "nodes", "uncordon", "demo", "gpu-0417")
+    requests = wishes_of(run_in(world), Memory()).requests
+    assert [(request.kind.value, request.argument) for request in requests] == [("exclude", "gpu-0417"), ("uncordon", "gpu-0417")]

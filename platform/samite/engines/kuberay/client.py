@@ -7,7 +7,7 @@ gone. Nothing here talks to a pod or needs a port-forward.
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ENDPOINT_VARIABLE = "SAMITE_STORAGE_ENDPOINT"
 """Another address of the same S3 service, for machines that do not reach the one the pods use (a port-forward, a gateway)."""
+_TRIES = 5
 OPERATOR_NAMESPACE = "samite-system"
 
 
@@ -163,7 +164,9 @@ class ClusterEngine:
     def ask(
         self, run: ClusterRun, kind: RequestKind, *, argument: str = "", by: str = "", windows: tuple[tuple[int, int], ...] = ()
     ) -> str:
-        """One annotation; the operator takes it away when it has answered."""
+        """One annotation; the operator takes it away when it has answered. An approval is added to `spec.approvals`, which a policy guards."""
+        if kind is RequestKind.APPROVE:
+            return self._approve(run, stage=argument, by=by)
         request_id, annotations = request_patch(kind, argument=argument, by=by, windows=windows)
         self.api.patch(TRAINING_RUN, run.namespace, run.name, {"metadata": {"uid": run.uid, "annotations": annotations}})
         return request_id
@@ -217,6 +220,20 @@ class ClusterEngine:
         if phase not in TERMINAL_PHASES:
             raise ConflictError(f"run {run.name!r} is {phase}, not over; first: samite cancel {run.name} --wait")
         self.api.delete(TRAINING_RUN, run.namespace, run.name, uid=run.uid)
+
+    def _approve(self, run: ClusterRun, *, stage: str, by: str) -> str:
+        """Approvals only grow; somebody else's, added meanwhile, must not be lost."""
+        for _ in range(_TRIES):
+            newest = self._newest(run)
+            approvals = list(newest["spec"].get("approvals") or ())
+            if any(approval.get("stage") == stage for approval in approvals):
+                return stage
+            metadata = {"uid": run.uid, "resourceVersion": newest["metadata"]["resourceVersion"]}
+            patch = {"metadata": metadata, "spec": {"approvals": [*approvals, {"stage": stage, "by": by}]}}
+            with suppress(ConflictApiError):
+                self.api.patch(TRAINING_RUN, run.namespace, run.name, patch)
+                return stage
+        raise ConflictError(f"run {run.name!r} changed {_TRIES} times while {stage!r} was being approved; nothing was changed. Try again")
 
     def _newest(self, run: ClusterRun) -> Document:
         try:

@@ -5,7 +5,8 @@ Called by `client.ClusterEngine.connect`. Imports the `kubernetes` package (abou
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
@@ -86,9 +87,8 @@ def connect(*, context: str = "", namespace: str = "", kubeconfig: str = "") -> 
     from kubernetes import client
 
     config = _config()
-    # The package reports a failing login helper through the root logger and goes on without credentials; the 401 that follows is explained.
-    logging.getLogger().addHandler(logging.NullHandler())
     configuration = client.Configuration()
+    problems: list[str] = []
     in_pod = bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
     try:
         if context == IN_CLUSTER or (in_pod and not (context or kubeconfig or os.environ.get("KUBECONFIG"))):
@@ -96,7 +96,8 @@ def connect(*, context: str = "", namespace: str = "", kubeconfig: str = "") -> 
             found: dict[str, Any] = {"name": IN_CLUSTER, "context": {"namespace": _pod_namespace(), "user": "the pod's service account"}}
         else:
             found = _context(context, kubeconfig)
-            config.load_kube_config(config_file=_files(kubeconfig), context=found["name"], client_configuration=configuration)
+            with _overheard() as problems:
+                config.load_kube_config(config_file=_files(kubeconfig), context=found["name"], client_configuration=configuration)
     except (NotFoundError, UsageError):
         raise
     except Exception as error:
@@ -111,8 +112,26 @@ def connect(*, context: str = "", namespace: str = "", kubeconfig: str = "") -> 
         address=str(configuration.host),
         limit_s=LIMIT_S,
         kubeconfig=kubeconfig,
+        login_problem="; ".join(problems),
     )
     return CommandClient(client.ApiClient(configuration)), where
+
+
+@contextmanager
+def _overheard() -> Iterator[list[str]]:
+    """What the package says to the root logger meanwhile: that a login helper failed, after which it goes on without credentials."""
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    said: list[str] = []
+    listener, root = Listener(logging.ERROR), logging.getLogger()
+    root.addHandler(listener)
+    try:
+        yield said
+    finally:
+        root.removeHandler(listener)
 
 
 def _context(wanted: str, kubeconfig: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _KINDS = "Invalid value|Required value|Unsupported value|Duplicate value|Forbidd
 _CAUSE = re.compile(
     rf"(?P<field>[\w.<>\[\]\"/-]+): (?P<kind>{_KINDS})(?:: (?P<rest>.*?))?(?=, [\w.<>\[\]\"/-]+: (?:{_KINDS})|$)", re.DOTALL
 )
+_ANONYMOUS = "system:anonymous"
 _NO_SUCH_KIND = ("could not find the requested resource", "404 page not found", "HTTP 404")
 _UNKNOWN_FIELD = re.compile(r'unknown field "([^"]+)"')
 
@@ -38,6 +39,8 @@ class Where:
     limit_s: float = 10.0
     kubeconfig: str = ""
     """As it was given by flag."""
+    login_problem: str = ""
+    """Why the kubeconfig's login helper gave no credentials; empty if it did, or if there is none."""
 
 
 class ExplainingApi:
@@ -125,12 +128,13 @@ def _missing_kind(error: GoneApiError, where: Where, kind: Kind | None) -> Samit
 
 
 def _not_allowed(error: ForbiddenApiError, where: Where) -> SamiteError:
-    if error.status == 401:
+    found = _FORBIDDEN.search(str(error))
+    if error.status == 401 or (found is not None and found["user"] == _ANONYMOUS):
+        why = f"the login helper of the kubeconfig failed: {where.login_problem}" if where.login_problem else "401 Unauthorized"
         return NotAllowedError(
             f"the API server at {where.address} does not accept the credentials of user {where.user!r} (context {where.context}): "
-            f"401 Unauthorized. Log in again; the same without samite: kubectl --context {where.context} auth whoami"
+            f"{why}. Log in again; the same without samite: kubectl --context {where.context} auth whoami"
         )
-    found = _FORBIDDEN.search(str(error))
     if found is None:
         return NotAllowedError(f"the cluster of context {where.context} refuses: {_tail(error)}")
     resource = f"{found['resource']}.{found['group']}" if found["group"] else found["resource"]

@@ -17,7 +17,8 @@ from samite.telemetry.instruments import Severity
 if TYPE_CHECKING:
     from samite.checkpoint import Store
 
-STORAGE_PERIOD_S = 5.0
+PERIOD_S = 5.0
+"""Shortest time between two looks: each is a few requests."""
 OPERATOR_COMPONENT = "samite-operator"
 KUBERNETES = "kubernetes."
 """Begins the names of Kubernetes' events, so that they are never taken for ours."""
@@ -34,12 +35,16 @@ class ClusterEvents:
         self._records: RecordEvents | None = None
         self._seen: set[tuple[str, Any]] = set()
         self._told: set[str] = set()
-        self._storage_at_s = float("-inf")
+        self._looked_at_s = float("-inf")
         self._given: set[tuple[str, int]] = set()
         """Operator events that were given, by either way."""
 
     def poll(self) -> list[EventRecord]:
         """Events that were not given before, oldest first."""
+        now_s = time.monotonic()
+        if now_s - self._looked_at_s < PERIOD_S:
+            return []
+        self._looked_at_s = now_s
         found = [record for record in (*self._of_storage(), *self._of_cluster()) if self._is_new(record)]
         return sorted(found, key=lambda record: record.time_unix_s)
 
@@ -53,10 +58,6 @@ class ClusterEvents:
         return new
 
     def _of_storage(self) -> list[EventRecord]:
-        now_s = time.monotonic()
-        if now_s - self._storage_at_s < STORAGE_PERIOD_S:
-            return []
-        self._storage_at_s = now_s
         try:
             if self._records is None:
                 self._records = RecordEvents(self._open_store())

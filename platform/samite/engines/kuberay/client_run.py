@@ -98,7 +98,7 @@ def record(document: Document) -> dict[str, Any]:
 
 
 def same_run(existing: Document, wanted: Document) -> bool:
-    """Whether both describe the same run once every default is filled in; suspending and cancelling do not count."""
+    """Whether both describe the same run once every default is filled in; what people asked of it since does not count."""
     try:
         return _comparable(existing) == _comparable(wanted)
     except ValueError:
@@ -133,7 +133,7 @@ def seconds(timestamp: Any) -> float | None:
 
 
 def _comparable(document: Document) -> dict[str, Any]:
-    spec = _read(document).spec.model_copy(update={"suspend": False})
+    spec = _read(document).spec.model_copy(update={"suspend": False, "approvals": ()})
     return spec.to_document()
 
 

@@ -3,6 +3,7 @@
 spec.suspend: true                     a state
 samite.dev/cancel: "true"              a state; so is the deletion of the object
 samite.dev/request-<id>: {"verb": "resume", "argument": "", "by": "ada", "windows": []}     answered once for each id
+spec.approvals: [{"stage": "pretrain", "by": "ada"}]     opens the manual gate of a stage; the admission policy says who may add one
 """
 
 import json
@@ -34,6 +35,11 @@ def wishes_of(run: Mapping[str, Any], memory: Memory) -> Wishes:
         and (request := _request(name.removeprefix(names.REQUEST_PREFIX), text)) is not None
         and request.request_id not in memory.handled_requests
     ]
+    requests += [
+        request
+        for approval in run["spec"].get("approvals") or ()
+        if (request := _approval(approval)).request_id not in memory.handled_requests
+    ]
     return Wishes(
         suspend=bool(run["spec"].get("suspend", False)),
         cancel=bool(metadata.get("deletionTimestamp")) or annotations.get(names.CANCEL, "").lower() in {"true", "1", "yes"},
@@ -53,6 +59,12 @@ def answered(run: Mapping[str, Any], memory: Memory) -> tuple[str, ...]:
     """Annotations whose requests have been answered: the operator may remove them."""
     known = {f"{names.REQUEST_PREFIX}{request_id}" for request_id in memory.handled_requests}
     return tuple(sorted(known & (run["metadata"].get("annotations") or {}).keys()))
+
+
+def _approval(approval: Mapping[str, Any]) -> Request:
+    """The schema has one approval for each stage, so the stage names the request."""
+    stage = str(approval.get("stage", ""))
+    return Request(request_id=f"approval-{stage}", kind=RequestKind.APPROVE, argument=stage, by=str(approval.get("by", "")))
 
 
 def _request(request_id: str, text: str) -> Request | None:
