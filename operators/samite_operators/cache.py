@@ -1,6 +1,6 @@
 """What the watches have told, kept so that a turn asks the API server for little: a `KubernetesApi` that answers reads from memory.
 
-Three rules keep it honest. It answers only while the API server answers; it never says that something is absent (that question goes to the server);
+Three rules keep it honest. It answers only while the API server was heard lately; it never says that something is absent (that question goes to the server);
 and a Lease that has not changed for a while, whose silence would mean something, is read from the server. Whoever wants the truth for a decision
 that destroys something reads inside `direct()`. Documents that it returns are shared: read them, do not change them.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from samite.engines.kuberay.api import LEASE, Document, Kind, KubernetesApi, Listing, RetryableApiError
+from samite.engines.kuberay.api import LEASE, Document, Kind, KubernetesApi, Listing
 from samite.engines.kuberay.names import RUN, RUN_UID
 from samite_operators.liveness import Vitals
 
@@ -207,9 +207,8 @@ class CachedApi:
     def _from_memory(self, kind: Kind) -> bool:
         if kind.plural not in self.watched or getattr(self._local, "direct", False):
             return False
-        if self._vitals.api_silent_s > SILENT_S:
-            raise RetryableApiError(f"the API server has not answered for {self._vitals.api_silent_s:.0f} s", retry_after_s=5.0)
-        return True
+        # A server that nobody has heard for a while is asked itself: it answers, or its silence is the answer.
+        return self._vitals.api_silent_s <= SILENT_S
 
 
 def _matches(document: Document, labels: Mapping[str, str]) -> bool:

@@ -60,7 +60,7 @@ class OrphanSweep:
         """Look no more."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=10.0)
+            self._thread.join(timeout=3.0)
 
     def sweep(self) -> list[str]:
         """One look. Returns what was deleted, as `kind namespace/name`."""

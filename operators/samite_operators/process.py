@@ -123,13 +123,15 @@ def build(
     """Put a process together. `api` None: the API server of this pod, or of KUBECONFIG. Makes no request. Raises UsageError without any."""
     export = _export(settings)
     instruments, vitals = Instruments(export), Vitals(clock=clock)
-    if api is None:
+    lease_api = api
+    if api is None or lease_api is None:
         from samite.engines.kuberay.api_client import connect
 
-        api = connect(timeout_s=10.0)
+        # A renewal that hangs must end while there is still time for another one.
+        api, lease_api = connect(timeout_s=10.0), connect(timeout_s=settings.lease_s / 5.0)
     metered = MeteredApi(api, instruments, vitals)
     leadership = Leadership(
-        LeaseOfOperator(metered, settings.namespace, settings.lease_name),
+        LeaseOfOperator(MeteredApi(lease_api, instruments, vitals), settings.namespace, settings.lease_name),
         name=settings.lease_name,
         namespace=settings.namespace,
         identity=settings.identity,

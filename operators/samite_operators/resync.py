@@ -60,7 +60,7 @@ class Resync:
         """Look no more."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=10.0)
+            self._thread.join(timeout=3.0)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._settings.resync_s):

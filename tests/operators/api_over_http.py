@@ -63,7 +63,7 @@ class WatchedApi(FakeApi):
         self.mute = False
         """True: watches stay open and say nothing."""
         self.gone_before = 0
-        """Watches that begin before this version are answered with 410."""
+        """Watches that have not told this version yet are ended with 410, as after a compaction."""
 
     def _store(self, kind: Kind, namespace: str, document: Document, verb: str) -> Document:
         known = self._objects.get(self._key(kind, document["metadata"].get("namespace", namespace), document["metadata"]["name"]))
@@ -178,10 +178,10 @@ def _handler(server: ApiOverHttp) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             api.watches += 1
             try:
-                if since < api.gone_before:
-                    self._send({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}})
-                    return
                 while server.open and not api.down:
+                    if since < api.gone_before:
+                        self._send({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}})
+                        return
                     with api.news:
                         news = [] if api.mute else [entry for entry in api.happened if entry[0] > since]
                         if not news:
