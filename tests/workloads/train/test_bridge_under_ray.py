@@ -55,8 +55,9 @@ class Nodes:
             (homes / name).mkdir(parents=True)
         head = ("--head", "--node-ip-address=127.0.0.1", f"--port={self.port}", "--include-dashboard=false", "--num-cpus=0", "--num-gpus=0")
         self._start("head", *head, f"--ray-client-server-port={free_port()}")
-        ends_s = time.monotonic() + 60
-        while time.monotonic() < ends_s and "Ray runtime started" not in (logs / "head.log").read_text():
+        ends_s = time.monotonic() + 120
+        while "Ray runtime started" not in (logs / "head.log").read_text():
+            assert time.monotonic() < ends_s, f"Ray's head did not start\n{(logs / 'head.log').read_text()[-2000:]}"
             time.sleep(0.2)
         for number in RANK_NODES:
             address = (f"--address=127.0.0.1:{self.port}", f"--node-ip-address=127.0.0.{number}")
