@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -174,8 +175,8 @@ class Cluster:
         """Import an image archive on every node, and give the image in it further names if wanted; the first name must be its own."""
         self.state.archives.append(str(archive))
         self.state.save()
-        for node in self._running():
-            node.import_image(archive)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda node: node.import_image(archive), self._running()))
         for name in names[1:]:
             self.tag_image(names[0], name)
 

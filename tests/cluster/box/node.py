@@ -157,5 +157,5 @@ class Node:
 
     def import_image(self, archive: Path) -> None:
         """Import an image archive now."""
-        self.ctr("images", "import", "--digests=false", "--local", str(archive))
+        self.ctr("images", "import", "--digests=false", "--local", str(archive), limit_s=600)
         import_mark(self.binaries.folders.run / self.name, str(archive)).touch()
