@@ -37,7 +37,7 @@ def cluster() -> Iterator[Cluster]:
     """The box: three nodes that a test may break. A test that breaks something mends it. Skipped, with the reason, where no box can run.
 
     SAMITE_BOX_REUSE=1 takes the box that `python tests/cluster/box up` brought up, and leaves it up. SAMITE_BOX_WAIT_S: how long to wait for the end
-    of another session's box; without it that is an error at once.
+    of another session's box, 120 s unless said otherwise.
     """
     if FOREIGN:
         pytest.skip("breaks nodes, so it needs the box; SAMITE_TEST_KUBECONFIG names a cluster that is not ours to break")
@@ -46,7 +46,7 @@ def cluster() -> Iterator[Cluster]:
     if os.environ.get("SAMITE_BOX_REUSE"):
         yield Cluster.attach()
         return
-    patience_s = float(os.environ.get("SAMITE_BOX_WAIT_S", "0"))
+    patience_s = float(os.environ.get("SAMITE_BOX_WAIT_S", "120"))
     box = Cluster.up(owner=Started.of(os.getpid()), say=lambda text: print(text, file=sys.__stderr__), patience_s=patience_s)
     try:
         yield box

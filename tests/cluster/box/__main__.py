@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
             if found := problems():
                 print("\n".join(found), file=sys.stderr)
                 return 1
-            cluster = Cluster.up(nodes=options.nodes, fast=not options.slow, owner=None, say=print)
+            cluster = Cluster.up(nodes=options.nodes, fast=not options.slow, owner=None, say=print, patience_s=options.wait)
             _add(cluster, options)
             print(
                 f"export KUBECONFIG={cluster.kubeconfig}\nexport PATH={cluster.binaries.of('kubernetes')}:{cluster.binaries.path('helm').parent}:$PATH"
@@ -138,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("check", help="say what is missing for a box")
     up = commands.add_parser("up", help="bring a box up; it stays until `down`")
     up.add_argument("--nodes", type=int, default=3)
+    up.add_argument("--wait", type=float, default=20, metavar="SECONDS", help="how long to wait for another box to go")
     up.add_argument("--slow", action="store_true", help="Kubernetes' own failure timings instead of fast ones")
     up.add_argument("--kuberay", action="store_true", help="install KubeRay as well")
     up.add_argument("--s3", action="store_true", help="start an S3 server as well")
