@@ -1,10 +1,34 @@
 # ruff: noqa: INP001 - tests that travel with this folder
-"""One small forward and backward for compute-sanitizer: two documents, partly filled chunks, a state in and out."""
+"""One small forward and backward of every kernel for compute-sanitizer: partly filled chunks, states in and out, both prepare layouts."""
 
+import os
+
+import torch
 from cases import make_inputs, run
 
+from samite_kernels.conv import short_conv_qkv
 from samite_kernels.kda.documents import Documents
+from samite_kernels.router import count_margins, route
 
 if __name__ == "__main__":
-    results = run(make_inputs(100, 1), Documents((0, 70, 100)), backend="sm90")
-    print({name: float(x.float().norm()) for name, x in results.items()})  # noqa: T201
+    for layout in ("wide", "slim"):
+        os.environ["SAMITE_KERNELS_KDA_PREPARE"] = layout
+        results = run(make_inputs(100, 1), Documents((0, 70, 100)), backend="sm90")
+        print(layout, {name: float(x.float().norm()) for name, x in results.items()})  # noqa: T201
+
+    os.environ["SAMITE_KERNELS_CONV"] = os.environ["SAMITE_KERNELS_ROUTER"] = "sm90"
+    streams = [torch.randn(1, 300, width, device="cuda").bfloat16().requires_grad_() for width in (12, 516, 8)]
+    taps = [torch.randn(x.shape[-1], 4, device="cuda", requires_grad=True) for x in streams]
+    states = [torch.randn(2, 3, x.shape[-1], device="cuda").bfloat16().requires_grad_() for x in streams]
+    offsets = torch.tensor([0, 2, 300])
+    y, _ = short_conv_qkv(*streams, (taps[0], taps[1], taps[2]), cu_seqlens=offsets, initial_states=(states[0], states[1], states[2]))
+    sum(x.float().square().sum() for x in y).backward()
+    print("conv", [float(x.grad.float().norm()) for x in (*streams, *taps, *states)])  # noqa: T201
+
+    logits = torch.randn(77, 896, device="cuda", requires_grad=True)
+    counts = torch.zeros(896, 1001, dtype=torch.int32, device="cuda")
+    bias = torch.zeros(896, device="cuda")
+    routes = route(logits, bias, top_k=16)
+    count_margins(logits, bias, routes.threshold_T, routes.chosen_TK, counts, is_padding_T=torch.arange(77, device="cuda") % 5 == 0)
+    routes.weight_TK.square().sum().backward()
+    print("router", int(counts.sum()), float(logits.grad.norm()))  # noqa: T201

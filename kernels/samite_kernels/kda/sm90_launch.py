@@ -4,6 +4,7 @@ Called by `sm90`, which owns memory and autograd. The structures mirror csrc/inc
 """
 
 import ctypes
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from samite_kernels.kda.documents import Documents
-from samite_kernels.runtime.launch import declare
+from samite_kernels.runtime.launch import Launch, declare
 
 CHUNK = 64
 HEAD_DIM = 128
@@ -60,13 +61,34 @@ GradientArguments = block(
 )
 ReduceArguments = block("ReduceArguments", "d_a_log_parts d_dt_bias_parts d_a_log d_dt_bias", "num_chunks num_heads")
 
-prepare_forward = declare("sm90_kda_prepare_forward")
-prepare_backward = declare("sm90_kda_prepare_backward")
+PREPARE_VARIABLE = "SAMITE_KERNELS_KDA_PREPARE"
+_PREPARES = {
+    "wide": (declare("sm90_kda_prepare_forward"), declare("sm90_kda_prepare_backward")),
+    "slim": (declare("sm90_kda_prepare_slim_forward"), declare("sm90_kda_prepare_slim_backward")),
+}
+"""Two layouts of shared memory for the same factors: two blocks per multiprocessor, or three (not measured yet)."""
 scan = declare("sm90_kda_scan")
 output = declare("sm90_kda_output")
 reverse_scan = declare("sm90_kda_reverse_scan")
 gradient = declare("sm90_kda_gradient")
 reduce = declare("sm90_kda_reduce")
+
+
+def prepare_forward(arguments: Block, device: torch.device) -> None:
+    """Makes the factors that the forward scan reads."""
+    _prepares()[0](arguments, device)
+
+
+def prepare_backward(arguments: Block, device: torch.device) -> None:
+    """Makes the factors that the reverse scan and the gradient read."""
+    _prepares()[1](arguments, device)
+
+
+def _prepares() -> tuple[Launch, Launch]:
+    layout = os.environ.get(PREPARE_VARIABLE, "wide")
+    if layout not in _PREPARES:
+        raise ValueError(f"{PREPARE_VARIABLE} must be one of {', '.join(_PREPARES)}, found {layout!r}")
+    return _PREPARES[layout]
 
 
 class ChunkTable:

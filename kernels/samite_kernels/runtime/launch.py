@@ -15,13 +15,14 @@ from samite_kernels.runtime.build import library_path
 
 EMULATION_VARIABLE = "SAMITE_KERNELS_EMULATION"
 _EMULATED_MULTIPROCESSORS = 3
+Launch = Callable[[ctypes.Structure, torch.device], None]
 
 
 class LaunchError(RuntimeError):
     """A kernel could not be started; the message holds CUDA's own words."""
 
 
-def declare(name: str) -> Callable[[ctypes.Structure, torch.device], None]:
+def declare(name: str) -> Launch:
     """A function that launches entry point `name` with its argument block on the current stream of a device."""
 
     def launch(arguments: ctypes.Structure, device: torch.device) -> None:

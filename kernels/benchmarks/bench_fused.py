@@ -1,0 +1,135 @@
+# ruff: noqa: E402 - the imports need the path set first
+"""Times the fused neighbours of KDA and the layouts of its prepare kernel against what runs without them.
+
+    python3 benchmarks/bench_fused.py [--only conv,router,prepare] [--repeats 15]
+
+Medians of device events in ms; `goal` is what the operator must reach to become the default. Writes benchmarks/<date>-fused.{json,md}.
+"""
+
+import argparse
+import datetime as dt
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+os.environ.setdefault("FLA_CACHE_RESULTS", "0")
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "gpu_tests")]
+
+import torch
+from bench_kda import median_ms
+from cases import make_inputs
+
+from samite_kernels.conv import short_conv, short_conv_qkv
+from samite_kernels.kda import chunk_kda
+from samite_kernels.kda.sm90_launch import PREPARE_VARIABLE
+from samite_kernels.router import count_margins, count_margins_reference, route, route_reference
+
+COPY = 4.3e9
+"""Bytes per ms that a copy moves on an H200."""
+
+
+def bench_conv(repeats):
+    """Three tensors [65536, 4096]; the goal is 0.95 ms a tensor forward and backward."""
+    os.environ["SAMITE_KERNELS_CONV"] = "sm90"
+    streams = [torch.randn(1, 65536, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    taps = [torch.randn(4096, 4, device="cuda", requires_grad=True) for _ in range(3)]
+    d_y = [torch.randn_like(x) for x in streams]
+    documents = torch.tensor([0, *sorted(torch.randperm(65535)[:31].add(1).tolist()), 65536])
+
+    def fused(cu_seqlens=None):
+        return list(short_conv_qkv(*streams, tuple(taps), cu_seqlens=cu_seqlens)[0])
+
+    def separate():
+        return [short_conv(x, w)[0] for x, w in zip(streams, taps, strict=True)]
+
+    peers = {"one launch": fused, "one launch, 32 documents": lambda: fused(documents), "three launches": separate}
+    if find_spec("fla"):
+        from fla.modules.convolution import causal_conv1d
+
+        peers["fla"] = lambda: [causal_conv1d(x, w, activation="silu")[0] for x, w in zip(streams, taps, strict=True)]
+    floor = 3 * 65536 * 4096 * 2 * 5 / COPY
+    for name, function in peers.items():
+        with torch.no_grad():
+            forward = median_ms(function, repeats)
+        both = median_ms(lambda f=function: torch.autograd.grad(f(), [*streams, *taps], d_y), repeats)
+        yield {"operator": "conv q, k, v 3 x 65536x4096", "peer": name, "forward": forward, "both": both, "floor": floor, "goal": 2.85}
+
+
+def bench_router(repeats):
+    """Everything after the product at 65536x896, top 16, 1000 bins; the goal counts choice, weights and histogram."""
+    os.environ["SAMITE_KERNELS_ROUTER"] = "sm90"
+    logits = torch.randn(65536, 896, device="cuda")
+    bias = 0.1 * torch.randn(896, device="cuda")
+    counts = torch.zeros(896, 1001, dtype=torch.int32, device="cuda")
+    leaf = logits.clone().requires_grad_()
+    d_weight = torch.randn(65536, 16, device="cuda")
+    chosen, _, threshold = route_reference(logits, bias, top_k=16, scaling_factor=1.0)
+
+    def ours():
+        routes = route(logits, bias, top_k=16)
+        count_margins(logits, bias, routes.threshold_T, routes.chosen_TK, counts)
+
+    def plain():
+        picked, _, limit = route_reference(logits, bias, top_k=16, scaling_factor=1.0)
+        count_margins_reference(logits, bias, limit, picked, counts, None)
+
+    parts = {
+        "choice alone": lambda: route(logits, bias, top_k=16),
+        "counts alone": lambda: count_margins(logits, bias, threshold, chosen, counts),
+        "choice and its gradient": lambda: torch.autograd.grad(route(leaf, bias, top_k=16).weight_TK, leaf, d_weight),
+    }
+    floor = logits.numel() * 4 / COPY
+    for name, function in {"ours": ours, **parts, "torch": plain, "torch.compile": torch.compile(plain)}.items():
+        yield {"operator": "router 65536x896", "peer": name, "forward": median_ms(function, repeats), "floor": floor, "goal": 0.30}
+
+
+def bench_prepare(repeats):
+    """KDA end to end with each layout of the prepare kernel: the forward at 65536x32 must take at most 2.2 ms."""
+    for shape, goal in {(65536, 32): 2.2, (65536, 16): None, (8192, 32): None}.items():
+        inputs = {name: x.requires_grad_() for name, x in make_inputs(*shape, "mixed").items()}
+        d_o = torch.randn_like(inputs["v"])
+
+        def forward(inputs=inputs):
+            with torch.no_grad():
+                chunk_kda(**inputs, backend="sm90")
+
+        def both(inputs=inputs, d_o=d_o):
+            torch.autograd.grad(chunk_kda(**inputs, backend="sm90")[0], list(inputs.values()), d_o)
+
+        for layout in ("wide", "slim", "wide", "slim"):
+            os.environ[PREPARE_VARIABLE] = layout
+            times = {"forward": median_ms(forward, repeats), "both": median_ms(both, repeats)}
+            yield {"operator": f"KDA {shape[0]}x{shape[1]}", "peer": f"prepare {layout}", **times, "goal": goal}
+        os.environ.pop(PREPARE_VARIABLE)
+
+
+BENCHES = {"conv": bench_conv, "router": bench_router, "prepare": bench_prepare}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(BENCHES))
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--output", default=str(Path(__file__).parent))
+    args = parser.parse_args()
+    date = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    stem = Path(args.output) / f"{date[:10]}-fused"
+    report = {"date": date, "device": torch.cuda.get_device_name(), "torch": torch.__version__, "times": []}
+    lines = [f"# Fused neighbours of KDA on {report['device']}, {date[:10]}", "", f"torch {report['torch']}. Times in ms.", ""]
+    lines += ["| operator | peer | forward | both | floor | goal |", "| --- | --- | --- | --- | --- | --- |"]
+    print("\n".join(lines), flush=True)
+    for name in args.only.split(","):
+        for row in BENCHES[name](args.repeats):
+            report["times"].append(row)
+            cells = [f"{row[key]:.3f}" if row.get(key) is not None else "" for key in ("forward", "both", "floor", "goal")]
+            lines.append(f"| {row['operator']} | {row['peer']} | " + " | ".join(cells) + " |")
+            print(lines[-1], flush=True)
+            stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+            stem.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
