@@ -42,9 +42,9 @@ class Turns:
                 following = self._turn(namespace, name)
                 if key in self._states:
                     self._states[key].failures = 0
-            except ConflictApiError as error:
+            except (ConflictApiError, GoneApiError) as error:
                 _logger.info("turn of %s/%s dropped: %s", namespace, name, error)
-                following = self._after_conflict(namespace, name)
+                following = self._look_anew(namespace, name)
             except RetryableApiError as error:
                 _logger.warning("turn of %s/%s: %s", namespace, name, error)
                 following = Next(in_s=min(max(error.retry_after_s, services.settings.turn_s), 30.0), outcome="unreachable")
@@ -272,15 +272,18 @@ class Turns:
             )
         return state
 
-    def _after_conflict(self, namespace: str, name: str) -> Next:
-        """Somebody else wrote: read what is there now."""
-        with self._services.api.direct():
-            try:
-                self._services.api.get(TRAINING_RUN, namespace, name)
-            except GoneApiError:
-                return Next(in_s=self._services.settings.turn_s, outcome="conflict")
-            except SamiteError:
-                return Next(in_s=self._services.settings.turn_s, outcome="conflict")
+    def _look_anew(self, namespace: str, name: str) -> Next:
+        """Somebody else wrote, or deleted: read what is there now."""
+        services = self._services
+        try:
+            with services.api.direct():
+                services.api.get(TRAINING_RUN, namespace, name)
+        except GoneApiError:
+            known = services.newest(namespace, name)
+            if known is not None:
+                services.cache.remove(TRAINING_RUN, known)
+        except SamiteError:
+            return Next(in_s=services.settings.turn_s, outcome="conflict")
         return Next(in_s=SOON_S, outcome="conflict")
 
     def _back_off_s(self, key: tuple[str, str]) -> float:

@@ -208,3 +208,16 @@ def test_an_api_server_that_is_away_restarts_nothing(operator: Any):
     operator.until("Succeeded")
     assert not any(isinstance(action, DESTRUCTIVE) and not action.finished for action in operator.engine.applied)
     assert operator.status["attempt"] == 2  # one for each stage: nothing was restarted
+
+
+def test_a_run_that_goes_in_the_middle_of_its_turn_is_forgotten(operator: Any):
+    operator.until("Running")
+    operator.relist()
+    operator.api.put(TRAINING_RUN, {"metadata": {"name": "demo", "namespace": "team-a", "finalizers": []}})
+    operator.api.delete(TRAINING_RUN, "team-a", "demo")
+    operator.world.tick(30.0)  # there is progress to write
+    operator.vitals.answered()
+    following = operator.turns.take("team-a", "demo")
+    assert (following.outcome, following.in_s) == ("conflict", 0.2)
+    assert operator.turns.take("team-a", "demo").in_s is None
+    assert operator.engine.forgotten == [operator.world.uid]
