@@ -14,15 +14,16 @@ from samite.engines.kuberay.runtime import PodSettings, Queue, Runtime
 
 START = 'ulimit -n "$(ulimit -H -n)"; eval "exec $KUBERAY_GEN_RAY_START_CMD"'
 """KubeRay's own command line asks for 65536 open files, which fails wherever the hard limit is lower; this takes what there is."""
+GCS_PORT = 6379
+AGENT_PORT = 52365
 OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def head_template(run: Mapping[str, Any], cluster_id: str, stage_index: int, runtime: Runtime, *, token: bool) -> Document:
     """The head's pod: GCS, dashboard and the driver; no rank. It alone has a service account token, to renew the heartbeat."""
-    probe = {"path": "/api/gcs_healthz", "port": names.DASHBOARD_PORT}
     ports = [
-        {"name": "gcs-server", "containerPort": 6379},
+        {"name": "gcs-server", "containerPort": GCS_PORT},
         {"name": "dashboard", "containerPort": names.DASHBOARD_PORT},
         {"name": "client", "containerPort": 10001},
     ]
@@ -31,8 +32,9 @@ def head_template(run: Mapping[str, Any], cluster_id: str, stage_index: int, run
         "name": names.RAY_CONTAINER_HEAD,
         "resources": _resources(runtime.head, {}),
         "ports": ports,
-        "readinessProbe": {"httpGet": probe, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 5},
-        "livenessProbe": {"httpGet": probe, "initialDelaySeconds": 60, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 12},
+        # The GCS's port, not the dashboard's health page: a dashboard that hangs must neither end a training that goes on nor hide the GCS from new nodes.
+        "readinessProbe": {"tcpSocket": {"port": GCS_PORT}, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 5},
+        "livenessProbe": _liveness(GCS_PORT),
     }
     spec = _pod_spec(run, runtime, runtime.head, container)
     spec["automountServiceAccountToken"] = True
@@ -52,13 +54,13 @@ def worker_template(
 ) -> Document:
     """A worker's pod: one Ray node, the ranks of one machine."""
     devices = {runtime.gpu_resource: str(gpus)} if gpus else {}
-    probe = {"path": "/api/local_raylet_healthz", "port": 52365}
+    probe = {"path": "/api/local_raylet_healthz", "port": AGENT_PORT}
     container = {
         **_container(run, cluster_id, runtime, runtime.worker, token=token),
         "name": names.RAY_CONTAINER_WORKER,
         "resources": _resources(runtime.worker, devices),
         "readinessProbe": {"httpGet": probe, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 5},
-        "livenessProbe": {"httpGet": probe, "initialDelaySeconds": 60, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 12},
+        "livenessProbe": _liveness(AGENT_PORT),
     }
     spec = _pod_spec(run, runtime, runtime.worker, container)
     spec["automountServiceAccountToken"] = False
@@ -75,6 +77,11 @@ def worker_template(
         }
     ]
     return _template(run, cluster_id, stage_index, runtime.worker, spec, role="worker", queue=runtime.queue)
+
+
+def _liveness(port: int) -> Document:
+    """Given so that KubeRay adds none of its own, which ask the dashboard. A connection is enough: Ray's processes end together."""
+    return {"tcpSocket": {"port": port}, "initialDelaySeconds": 60, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 12}
 
 
 def without_nodes(affinity: Mapping[str, Any], excluded: Iterable[str], avoided: Iterable[str] = ()) -> Document:

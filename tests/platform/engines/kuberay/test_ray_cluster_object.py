@@ -174,6 +174,13 @@ def test_open_files_are_raised_to_the_hard_limit_and_no_further(run):
     assert cluster_of(run)["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
 
 
+def test_a_hanging_dashboard_ends_no_pod(run):
+    head, worker = (pod["containers"][0] for pod in pod_specs(cluster_of(run)))
+    assert head["livenessProbe"]["tcpSocket"] == {"port": 6379}
+    assert head["readinessProbe"]["tcpSocket"] == {"port": 6379}
+    assert "httpGet" not in worker["livenessProbe"]
+
+
 def test_only_the_head_gets_a_service_account_token(run):
     head, worker = pod_specs(cluster_of(run))
     assert (head["automountServiceAccountToken"], worker["automountServiceAccountToken"]) == (True, False)
