@@ -1,7 +1,7 @@
 # ruff: noqa: E402 - the imports need the path set first
 """Times the fused neighbours of KDA and the layouts of its prepare kernel against what runs without them.
 
-    python3 benchmarks/bench_fused.py [--only conv,router,prepare] [--repeats 15]
+    python3 benchmarks/bench_fused.py [--only conv,router,prepare,decode] [--repeats 15]
 
 Medians of device events in ms; `goal` is what the operator must reach to become the default. Writes benchmarks/<date>-fused.{json,md}.
 """
@@ -22,7 +22,7 @@ from bench_kda import median_ms
 from cases import make_inputs
 
 from samite_kernels.conv import short_conv, short_conv_qkv
-from samite_kernels.kda import chunk_kda
+from samite_kernels.kda import chunk_kda, recurrent_kda
 from samite_kernels.kda.sm90_launch import PREPARE_VARIABLE
 from samite_kernels.router import count_margins, count_margins_reference, route, route_reference
 
@@ -105,7 +105,30 @@ def bench_prepare(repeats):
         os.environ.pop(PREPARE_VARIABLE)
 
 
-BENCHES = {"conv": bench_conv, "router": bench_router, "prepare": bench_prepare}
+def bench_decode(repeats):
+    """One token for each of 64 sequences of 96 heads: 403 MB of state, read and written once."""
+    inputs = make_inputs(1, 96, batch=64)
+    state = torch.randn(64, 96, 128, 128, device="cuda")
+
+    def step():
+        recurrent_kda(**inputs, initial_state=state, output_final_state=True)
+
+    peers = {"ours": ("sm90", step), "torch": ("reference", step)}
+    if find_spec("fla"):
+        from fla.ops.kda import fused_recurrent_kda
+
+        prepared = [inputs[name] for name in ("q", "k", "v")] + [-torch.rand_like(inputs["g"]), inputs["beta"].sigmoid()]
+        peers["fla, gate outside"] = (
+            "reference",
+            lambda: fused_recurrent_kda(*prepared, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True),
+        )
+    for name, (backend, function) in peers.items():
+        os.environ["SAMITE_KERNELS_DECODE"] = backend
+        row = {"operator": "decode 64 sequences x 96 heads", "peer": name, "forward": median_ms(function, repeats)}
+        yield row | {"floor": state.numel() * 8 / COPY}
+
+
+BENCHES = {"conv": bench_conv, "router": bench_router, "prepare": bench_prepare, "decode": bench_decode}
 
 
 def main():

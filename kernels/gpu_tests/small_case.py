@@ -7,6 +7,7 @@ import torch
 from cases import make_inputs, run
 
 from samite_kernels.conv import short_conv_qkv
+from samite_kernels.kda import recurrent_kda
 from samite_kernels.kda.documents import Documents
 from samite_kernels.router import count_margins, route
 
@@ -16,7 +17,8 @@ if __name__ == "__main__":
         results = run(make_inputs(100, 1), Documents((0, 70, 100)), backend="sm90")
         print(layout, {name: float(x.float().norm()) for name, x in results.items()})  # noqa: T201
 
-    os.environ["SAMITE_KERNELS_CONV"] = os.environ["SAMITE_KERNELS_ROUTER"] = "sm90"
+    for name in ("CONV", "ROUTER", "DECODE"):
+        os.environ[f"SAMITE_KERNELS_{name}"] = "sm90"
     streams = [torch.randn(1, 300, width, device="cuda").bfloat16().requires_grad_() for width in (12, 516, 8)]
     taps = [torch.randn(x.shape[-1], 4, device="cuda", requires_grad=True) for x in streams]
     states = [torch.randn(2, 3, x.shape[-1], device="cuda").bfloat16().requires_grad_() for x in streams]
@@ -32,3 +34,6 @@ if __name__ == "__main__":
     count_margins(logits, bias, routes.threshold_T, routes.chosen_TK, counts, is_padding_T=torch.arange(77, device="cuda") % 5 == 0)
     routes.weight_TK.square().sum().backward()
     print("router", int(counts.sum()), float(logits.grad.norm()))  # noqa: T201
+
+    o, state = recurrent_kda(**make_inputs(5, 2), cu_seqlens=torch.tensor([0, 0, 1, 5]), output_final_state=True)
+    print("decode", float(o.float().norm()), float(state.norm()))  # noqa: T201

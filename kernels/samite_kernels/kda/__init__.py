@@ -2,12 +2,12 @@
 
 `chunk_kda` is what a layer calls; `recurrent_kda` is decode and the definition; `chunk_kda_core` takes prepared inputs;
 `segment_map` and `fold_segments` are the context-parallel message; `decay_counts` are the numerical health signals;
-`explain` says which backend would run and why.
+`explain` and `explain_decode` say which backend would run and why.
 """
 
 from samite_kernels.kda.chunk import chunk_kda, chunk_kda_core
 from samite_kernels.kda.context import compose_segments, fold_segments, segment_map
-from samite_kernels.kda.decode import recurrent_kda
+from samite_kernels.kda.decode import explain_decode, recurrent_kda
 from samite_kernels.kda.dispatch import Choice, explain
 from samite_kernels.kda.signals import DecayCounts, decay_counts, log_decay_counts
 
@@ -19,6 +19,7 @@ __all__ = [
     "compose_segments",
     "decay_counts",
     "explain",
+    "explain_decode",
     "fold_segments",
     "log_decay_counts",
     "recurrent_kda",
