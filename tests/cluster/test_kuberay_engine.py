@@ -37,7 +37,7 @@ from samite.lifecycle.evidence import Evidence, sufficient
 from samite.lifecycle.memory import AttemptMemory, ClusterMemory
 from samite.spec.stored import run_from_object
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 
 CLUSTER_ID = "demo-s00-1f2e3"
 JOB = "demo-by-hand"
@@ -163,7 +163,7 @@ def test_a_lost_node_s_pod_is_replaced_on_two_facts_and_a_job_runs_again(rig: Ri
     assert rig.look().cluster[0].state is ClusterState.ABSENT
     began = time.monotonic()
     action = start(rig)
-    until(lambda: len(rig.ready()) == 2, "two workers that joined Ray", limit_s=150)
+    until(lambda: len(rig.ready()) == 2, "two workers that joined Ray", limit_s=240)
     seconds("StartCluster to two ready workers", began)
     before = rig.api.get(RAY_CLUSTER, rig.namespace, CLUSTER_ID)["metadata"]["resourceVersion"]
     rig.apply(action)
@@ -172,8 +172,8 @@ def test_a_lost_node_s_pod_is_replaced_on_two_facts_and_a_job_runs_again(rig: Ri
     began = time.monotonic()
     assert rig.jobs().submit(JOB, "python -c 'import time; print(41 + 1, flush=True); time.sleep(600)'", {})
     assert not rig.jobs().submit(JOB, "python -c 'print(0)'", {})
-    until(lambda: rig.look().attempts[0].job_status == "RUNNING", "a running job", limit_s=60)
-    until(lambda: "42" in rig.jobs().logs(JOB), "its output", limit_s=30)
+    until(lambda: rig.look().attempts[0].job_status == "RUNNING", "a running job", limit_s=120)
+    until(lambda: "42" in rig.jobs().logs(JOB), "its output", limit_s=60)
     seconds("submitted to running", began)
 
     head_host = next(node.host for node in rig.look().cluster[0].nodes if node.head)
@@ -183,13 +183,13 @@ def test_a_lost_node_s_pod_is_replaced_on_two_facts_and_a_job_runs_again(rig: Ri
     cluster.node(number).kill()
     try:
         evidence = lost(rig, victim.name, began)
-        until(lambda: terminating(rig, victim.name), "Kubernetes to mark the pod", limit_s=40)
+        until(lambda: terminating(rig, victim.name), "Kubernetes to mark the pod", limit_s=60)
         seconds("kill to Terminating", began)
         assert rig.api.get(POD, rig.namespace, victim.name)["metadata"]["deletionTimestamp"]
         rig.apply(ReplaceNode(cluster_id=CLUSTER_ID, node=victim.name, replacement="n2", reason="lost", evidence=evidence))
         until(lambda: victim.name not in {name_of(pod) for pod in rig.pods()}, "the pod's object to go", limit_s=10)
         seconds("kill to force-deleted", began)
-        until(lambda: len([node for node in rig.ready() if node.host != victim.host]) == 2, "the replacement", limit_s=90)
+        until(lambda: len([node for node in rig.ready() if node.host != victim.host]) == 2, "the replacement", limit_s=180)
         seconds("kill to replacement ready", began)
         assert rig.look().attempts[0].job_status == "RUNNING"
     finally:
@@ -216,7 +216,7 @@ def lost(rig: Rig, pod: str, began: float) -> tuple[Evidence, ...]:
                 first[item.source] = seconds(f"kill to {item.source}: {item.says}", began)
         return found
 
-    until(lambda: sufficient(facts()), "two facts", limit_s=40)
+    until(lambda: sufficient(facts()), "two facts", limit_s=60)
     found = facts()
     assert {item.source for item in found} == {Source.RAY_NODE, Source.KUBERNETES}
     return found
@@ -233,9 +233,9 @@ def released(rig: Rig) -> bool:
 
 def test_a_stopped_job_is_reported_as_stopped(rig: Rig):
     start(rig)
-    until(lambda: rig.look().cluster[0].state is ClusterState.READY, "a head that answers", limit_s=120)
+    until(lambda: rig.look().cluster[0].state is ClusterState.READY, "a head that answers", limit_s=240)
     assert rig.jobs().submit(JOB, "python -c 'import time; time.sleep(600)'", {})
-    until(lambda: rig.look().attempts[0].job_status == "RUNNING", "a running job", limit_s=60)
+    until(lambda: rig.look().attempts[0].job_status == "RUNNING", "a running job", limit_s=120)
     rig.jobs().stop(JOB)
     until(lambda: rig.look().attempts[0].job_status == "STOPPED", "the job to stop", limit_s=30)
     assert rig.jobs().job(JOB).status is JobStatus.STOPPED
