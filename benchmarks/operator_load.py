@@ -51,11 +51,13 @@ def measure(folder: Path, *, runs: int, seconds: float, turn_s: float) -> dict[s
     (folder / "server").mkdir()
     (folder / "checkpoints").mkdir()
     with lone_api_server(folder / "server") as kubectl:
-        api = connect(kubeconfig=str(kubectl.kubeconfig))
+        api = connect(kubeconfig=str(kubectl.kubeconfig), timeout_s=30.0)
         install_definitions(api, kubectl.kubeconfig)
         for name in (NAMESPACE, "samite-system"):
             make_namespace(api, name)
-        world = PlayedWorld(ServerApi(connect(kubeconfig=str(kubectl.kubeconfig))), folder / "checkpoints", machines=8, tick_s=2.0)
+        world = PlayedWorld(
+            ServerApi(connect(kubeconfig=str(kubectl.kubeconfig), timeout_s=30.0)), folder / "checkpoints", machines=8, tick_s=2.0
+        )
         world.training.checkpoint_every = 50
         settings = {"SAMITE_TURN_SECONDS": str(turn_s), "SAMITE_LEASE_SECONDS": "15"}
         with world, OperatorProcess(kubectl.kubeconfig, folder / "operator.log", played_ray=world.dashboard_url, **settings) as operator:

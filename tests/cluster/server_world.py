@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from samite.engines.kuberay import names
-from samite.engines.kuberay.api import CRD, LEASE, NODE, POD, RAY_CLUSTER, ConflictApiError, Document, GoneApiError, Kind
+from samite.engines.kuberay.api import CRD, LEASE, NODE, POD, RAY_CLUSTER, ConflictApiError, Document, GoneApiError, Kind, RetryableApiError
 from samite.engines.kuberay.api_client import RealApi
 
 RAY_CRD = Path(__file__).parent / "kuberay-crds-1.7.0" / "ray.io_rayclusters.yaml.gz"
@@ -84,13 +84,13 @@ def install_definitions(api: RealApi, kubeconfig: Path) -> None:
 
     assert run(["--kubeconfig", str(kubeconfig), "crds", "apply"]) == 0
     definition = yaml.load(gzip.decompress(RAY_CRD.read_bytes()), Loader=yaml.CSafeLoader)
-    api.apply(CRD, "", definition)
     for _ in range(100):
         try:
+            api.apply(CRD, "", definition)
             api.list(RAY_CLUSTER)
             return
-        except GoneApiError:
-            time.sleep(0.1)
+        except (GoneApiError, RetryableApiError):
+            time.sleep(0.2)
     raise AssertionError("the RayCluster definition is not served")
 
 

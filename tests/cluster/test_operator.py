@@ -32,7 +32,7 @@ TEAM = "team-a"
 def lone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     try:
         with lone_api_server(tmp_path_factory.mktemp("api-server")) as kubectl:
-            api = connect(kubeconfig=str(kubectl.kubeconfig))
+            api = connect(kubeconfig=str(kubectl.kubeconfig), timeout_s=20.0)
             install_definitions(api, kubectl.kubeconfig)
             for name in (TEAM, "samite-system"):
                 make_namespace(api, name)
@@ -43,7 +43,7 @@ def lone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
 
 @pytest.fixture
 def api(lone_server: Kubectl) -> Iterator[RealApi]:
-    found = connect(kubeconfig=str(lone_server.kubeconfig))
+    found = connect(kubeconfig=str(lone_server.kubeconfig), timeout_s=20.0)
     yield found
     for run in found.list(TRAINING_RUN).items:
         metadata = run["metadata"]
