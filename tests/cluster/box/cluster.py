@@ -234,8 +234,19 @@ def sweep(folders: Folders) -> None:
     for namespace in network.ours():
         network.remove(namespace)
     cgroups.remove()
+    _free_disk(folders)
+
+
+def _free_disk(folders: Folders) -> None:
+    """Remove the state of a box that is gone. Some disks take a minute for a gigabyte: after 10 s the rest is left to `rm`, which ends by itself."""
     if folders.run.exists():
-        subprocess.run(["rm", "-rf", "--one-file-system", str(folders.run)], check=True, timeout=120)
+        folders.run.rename(folders.cache / f"trash-{time.time_ns()}")
+    if trash := [str(folder) for folder in folders.cache.glob("trash-*")]:
+        child = subprocess.Popen(["rm", "-rf", "--one-file-system", *trash], stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.returncode = 0  # or Python would warn of a process left running
 
 
 def remains(folders: Folders) -> list[str]:
