@@ -265,7 +265,7 @@ def test_the_doctor_of_a_whole_cluster(place: Place):
         "metadata": {"name": "samite-operator", "namespace": place.namespace},
         "spec": {
             "holderIdentity": "operator-1",
-            "leaseDurationSeconds": 15,
+            "leaseDurationSeconds": 3600,
             "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         },
     }

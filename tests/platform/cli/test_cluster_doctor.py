@@ -39,7 +39,7 @@ def healthy(world: World, stored) -> World:
     for definition in custom_resource_definitions().values():
         world.api.put(CRD, copy.deepcopy(definition))
     world.api.put(CRD, kuberay("authOptions.mode", "authOptions.secretName", "upgradeStrategy.type"))
-    lease = {"holderIdentity": "samite-operator-5d", "leaseDurationSeconds": 15, "renewTime": ago(2)}
+    lease = {"holderIdentity": "samite-operator-5d", "leaseDurationSeconds": 3600, "renewTime": ago(2)}
     world.api.put(LEASE, {"metadata": {"name": "samite-operator", "namespace": "samite-system"}, "spec": lease})
     stored()
     return world
