@@ -15,38 +15,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
+from clusters import SYSTEM, TEAM, Target, boxed, foreign
 from proof import ROOT, Demo, corpus_of_home, in_stage_two, say
 
 HERE = ROOT / "examples" / "kubernetes"
 RUN, BUCKET = "quickstart", "samite"
-SYSTEM, TEAM = "samite-system", "samite-demo"
 KEY, SECRET = "demo-key", "demo-secret"
 KILL_AFTER_STEPS = 12
 LIMIT_S = 1200.0
 
 os.environ.setdefault("SAMITE_HOME", str(ROOT / ".samite"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """The cluster of the demo: how it is reached, and how one of its nodes dies."""
-
-    kubeconfig: Path
-    kubectl: str
-    helm: str
-    s3_image: str
-    s3_command: tuple[str, ...]
-    kill_node_of: Callable[[str], str]
-    """Ends the node that a pod runs on; returns what was done."""
 
 
 def main() -> int:
@@ -59,12 +45,31 @@ def main() -> int:
         target = stack.enter_context(foreign() if os.environ.get("KUBECONFIG") else boxed(keep=options.keep))
         if not options.keep:
             stack.callback(clean_up, target)
+        stack.push(Witness(target))
         install(target)
         endpoint = stack.enter_context(forwarded(target))
         os.environ.update(AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET, AWS_REGION="us-east-1", AWS_ENDPOINT_URL_S3=endpoint)
         demo = Demo(run=RUN, flags=("--kubeconfig", str(target.kubeconfig), "-n", TEAM))
         push_corpus(demo)
         return train(demo, target, began_s)
+
+
+class Witness:
+    """Says what the cluster looks like when the demo fails, while it still stands."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if kind is None or kind is KeyboardInterrupt:
+            return
+        for words in (
+            ("get", "pods", "--all-namespaces", "-o", "wide"),
+            ("get", "events", "-n", TEAM, "--sort-by=.lastTimestamp"),
+            ("-n", SYSTEM, "logs", "deployment/samite-operator", "--tail=40"),
+        ):
+            with contextlib.suppress(subprocess.SubprocessError, SystemExit):
+                kubectl(self._target, *words, limit_s=30, echo=True)
 
 
 def install(target: Target) -> None:
@@ -142,78 +147,6 @@ def worker_pod(target: Target) -> str:
     found = json.loads(kubectl(target, "-n", TEAM, "get", "lease", f"{RUN}-heartbeat", "-o", "json"))
     beats = json.loads(found["metadata"]["annotations"]["samite.dev/heartbeats"])
     return str(next(beat["node"] for beat in (beats["ranks"] if isinstance(beats, dict) else beats) if beat["rank"] == 1))
-
-
-@contextlib.contextmanager
-def boxed(*, keep: bool) -> Iterator[Target]:
-    """The cluster in a box, with KubeRay and the images of this working tree."""
-    sys.path.insert(0, str(ROOT / "tests" / "cluster"))
-    from box import kuberay
-    from box.binaries import Binaries
-    from box.cluster import Cluster
-    from box.folders import Folders
-    from box.images import PYTHON_IMAGE
-    from box.processes import Started
-    from box.requirements import problems
-
-    from samite import __version__
-
-    if found := problems():
-        sys.exit("no cluster: KUBECONFIG is not set, and the box cannot run here: " + "; ".join(found))
-    cluster = Cluster.up(owner=None if keep else Started.of(os.getpid()), say=say)
-    try:
-        worker = f"ghcr.io/samite-dev/worker:{__version__}"
-        cluster.tag_image(PYTHON_IMAGE, worker)
-        cluster.build_image(f"ghcr.io/samite-dev/operator:{__version__}", ROOT / "operators" / "Dockerfile", ROOT, say=say)
-        binaries = Binaries(Folders.of_user())
-        kuberay.install(cluster.kubectl, binaries)
-        kuberay.apply_newest_crds(cluster.kubectl)
-
-        def cut_power(pod: str) -> str:
-            name = str(cluster.kubectl.within(TEAM).get("pod", pod)["spec"]["nodeName"])
-            number = int(name[-1])
-            cluster.node(number).kill()
-            return f"the power of node {name} is cut (pod {pod} was on it)"
-
-        yield Target(
-            kubeconfig=cluster.kubeconfig,
-            kubectl=str(binaries.path("kubectl")),
-            helm=str(binaries.path("helm")),
-            s3_image=worker,
-            s3_command=(str(Path(sys.executable).with_name("weed")),),
-            kill_node_of=cut_power,
-        )
-    finally:
-        if keep:
-            say(f"the box stays up: export KUBECONFIG={cluster.kubeconfig}; down: {sys.executable} tests/cluster/box down")
-        else:
-            cluster.down()
-
-
-@contextlib.contextmanager
-def foreign() -> Iterator[Target]:
-    """The cluster that KUBECONFIG names."""
-    import shutil
-
-    tools = {name: shutil.which(name) for name in ("kubectl", "helm")}
-    missing = [name for name, path in tools.items() if path is None]
-    if missing:
-        sys.exit(f"KUBECONFIG is set, so this demo uses that cluster, and needs {' and '.join(missing)} in PATH")
-    kubeconfig = Path(os.environ["KUBECONFIG"].split(os.pathsep)[0])
-
-    def delete_pod(pod: str) -> str:
-        command = [str(tools["kubectl"]), f"--kubeconfig={kubeconfig}", "-n", TEAM, "delete", "pod", pod, "--grace-period=0", "--force"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        return f"pod {pod} was deleted without grace"
-
-    yield Target(
-        kubeconfig=kubeconfig,
-        kubectl=str(tools["kubectl"]),
-        helm=str(tools["helm"]),
-        s3_image="docker.io/chrislusf/seaweedfs:4.05",
-        s3_command=("weed",),
-        kill_node_of=delete_pod,
-    )
 
 
 @contextlib.contextmanager

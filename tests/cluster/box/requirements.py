@@ -5,10 +5,11 @@ import platform
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from .binaries import Binaries, MissingToolError
 from .components import BUILDING_NEEDS, DOCKERFILE_NEEDS, LIBRARIES, RUNNING_NEEDS
-from .folders import Folders
+from .folders import REPOSITORY, Folders
 
 
 def problems() -> list[str]:
@@ -18,6 +19,9 @@ def problems() -> list[str]:
     if os.geteuid() != 0:
         return ["the box needs root: it makes namespaces and cgroups"]
     found = []
+    for what, place in (("repository", REPOSITORY), ("environment", Path(sys.prefix))):
+        if place.resolve().is_relative_to("/tmp"):
+            found.append(f"the {what} lies in {place}, where pods have a /tmp of their own and would not see it: clone it somewhere else")
     absent = sorted({package for command, package in RUNNING_NEEDS.items() if not shutil.which(command)})
     if absent:
         found.append(f"Debian packages are missing: apt-get install --no-install-recommends {' '.join(absent)}")
