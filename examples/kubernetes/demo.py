@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from clusters import SYSTEM, TEAM, Target, boxed, foreign
 from proof import ROOT, Demo, corpus_of_home, in_stage_two, say
