@@ -19,6 +19,8 @@ class ServerApi:
     def __init__(self, api: RealApi) -> None:
         self._api = api
         self._listed: dict[str, tuple[Document, ...]] = {}
+        self.dead_machines: set[str] = set()
+        """Told by the fakes; a real server needs no telling that nobody ends the pods there."""
 
     def fresh(self) -> None:
         """A new tick: look again."""
