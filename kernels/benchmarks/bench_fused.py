@@ -1,7 +1,7 @@
 # ruff: noqa: E402 - the imports need the path set first
 """Times the fused neighbours of KDA and the layouts of its prepare kernel against what runs without them.
 
-    python3 benchmarks/bench_fused.py [--only conv,router,prepare,decode] [--repeats 15]
+    python3 benchmarks/bench_fused.py [--only conv,router,prepare,decode,residual] [--repeats 15]
 
 Medians of device events in ms; `goal` is what the operator must reach to become the default. Writes benchmarks/<date>-fused.{json,md}.
 """
@@ -24,6 +24,7 @@ from cases import make_inputs
 from samite_kernels.conv import short_conv, short_conv_qkv
 from samite_kernels.kda import chunk_kda, recurrent_kda
 from samite_kernels.kda.sm90_launch import PREPARE_VARIABLE
+from samite_kernels.residual import attention_residual, attention_residual_reference, freeze
 from samite_kernels.router import count_margins, count_margins_reference, route, route_reference
 
 COPY = 4.3e9
@@ -128,7 +129,45 @@ def bench_decode(repeats):
         yield row | {"floor": state.numel() * 8 / COPY}
 
 
-BENCHES = {"conv": bench_conv, "router": bench_router, "prepare": bench_prepare, "decode": bench_decode}
+def bench_residual(repeats):
+    """Nine sources [32768, 7168] with the norm, each gradient written; then two readers of the same blocks, whose gradients meet in place."""
+    os.environ["SAMITE_KERNELS_RESIDUAL"] = "sm90"
+    values = [torch.randn(32768, 7168, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(9)]
+    query = (torch.randn(7168, device="cuda") / 84).requires_grad_()
+    weight = torch.ones(7168, device="cuda", requires_grad=True)
+    d_y = torch.randn_like(values[0])
+    leaves = [query, weight, *values]
+
+    def ours():
+        return attention_residual(values, query, norm_weight_D=weight)
+
+    peers = {"ours": ours, "torch.compile": torch.compile(lambda: attention_residual_reference(values, query, weight, 1e-5))}
+    if find_spec("fla"):
+        from fla.modules import fused_attnres
+
+        peers["fla"] = lambda: fused_attnres(values, query, weight)
+    floor = values[0].numel() * 2 * (10 + 19) / COPY
+    for name, function in peers.items():
+        try:
+            with torch.no_grad():
+                forward = median_ms(function, repeats)
+            both = median_ms(lambda f=function: torch.autograd.grad(f(), leaves, d_y), repeats)
+        except (TypeError, RuntimeError) as problem:
+            print(f"residual, {name}: not timed, {problem}", flush=True)
+            continue
+        yield {"operator": "residual 9 x 32768x7168", "peer": name, "forward": forward, "both": both, "floor": floor, "goal": 4.1}
+
+    def two_readers(shared):
+        blocks = [freeze(v) for v in values] if shared else values
+        first = attention_residual(blocks, query, norm_weight_D=weight)
+        second = attention_residual(blocks, weight, norm_weight_D=query)
+        return torch.autograd.grad([first, second], leaves, [d_y, d_y])
+
+    for name, shared in (("two readers, one buffer a block", True), ("two readers, added by autograd", False)):
+        yield {"operator": "residual 9 x 32768x7168", "peer": name, "both": median_ms(lambda s=shared: two_readers(s), repeats)}
+
+
+BENCHES = {"conv": bench_conv, "router": bench_router, "prepare": bench_prepare, "decode": bench_decode, "residual": bench_residual}
 
 
 def main():

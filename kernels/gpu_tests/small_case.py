@@ -9,6 +9,7 @@ from cases import make_inputs, run
 from samite_kernels.conv import short_conv_qkv
 from samite_kernels.kda import recurrent_kda
 from samite_kernels.kda.documents import Documents
+from samite_kernels.residual import attention_residual, freeze
 from samite_kernels.router import count_margins, route
 
 if __name__ == "__main__":
@@ -17,7 +18,7 @@ if __name__ == "__main__":
         results = run(make_inputs(100, 1), Documents((0, 70, 100)), backend="sm90")
         print(layout, {name: float(x.float().norm()) for name, x in results.items()})  # noqa: T201
 
-    for name in ("CONV", "ROUTER", "DECODE"):
+    for name in ("CONV", "ROUTER", "DECODE", "RESIDUAL"):
         os.environ[f"SAMITE_KERNELS_{name}"] = "sm90"
     streams = [torch.randn(1, 300, width, device="cuda").bfloat16().requires_grad_() for width in (12, 516, 8)]
     taps = [torch.randn(x.shape[-1], 4, device="cuda", requires_grad=True) for x in streams]
@@ -37,3 +38,10 @@ if __name__ == "__main__":
 
     o, state = recurrent_kda(**make_inputs(5, 2), cu_seqlens=torch.tensor([0, 0, 1, 5]), output_final_state=True)
     print("decode", float(o.float().norm()), float(state.norm()))  # noqa: T201
+
+    values = [torch.randn(70, 520, device="cuda").bfloat16().requires_grad_() for _ in range(4)]
+    query, weight = torch.randn(520, device="cuda", requires_grad=True), torch.ones(520, device="cuda", requires_grad=True)
+    blocks = [freeze(x) for x in values]
+    mixed = attention_residual(blocks, query, norm_weight_D=weight) + attention_residual(blocks[:2], query)
+    mixed.float().square().sum().backward()
+    print("residual", [float(x.grad.float().norm()) for x in (query, weight, *values) if x.grad is not None])  # noqa: T201

@@ -141,6 +141,7 @@ def test_registers_stay_as_recorded(compiled: dict[str, dict[str, int]]) -> None
 def test_argument_blocks_mirror_the_sources() -> None:
     from samite_kernels.conv import qkv_sm90, sm90
     from samite_kernels.kda import decode_sm90, sm90_launch
+    from samite_kernels.residual.sm90 import ResidualArguments
     from samite_kernels.router.sm90 import RouterArguments
 
     header = (build.SOURCE_FOLDER / "include" / "arguments.cuh").read_text()
@@ -150,6 +151,7 @@ def test_argument_blocks_mirror_the_sources() -> None:
     pairs.append((arguments_of("sm90_short_conv.cu"), sm90.ConvArguments))
     pairs.append((arguments_of("sm90_short_conv_qkv.cu"), qkv_sm90.QkvArguments))
     pairs.append((arguments_of("sm90_router.cu"), RouterArguments))
+    pairs.append((arguments_of("sm90_attention_residual.cu"), ResidualArguments))
     pairs.append((arguments_of("sm90_kda_decode.cu"), decode_sm90.DecodeArguments))
     for body, block in pairs:
         assert mirrored(body) == [(name, layout_of(kind)) for name, kind in block._fields_], block

@@ -114,6 +114,8 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
         "r"(parity)
         : "memory");
 }
+// Waits until `threads` threads, a multiple of 32, have come to barrier `id`, 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 // Arrives when all 16-byte copies that this thread has started so far have landed.
 __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
