@@ -29,6 +29,9 @@ def container_environment(
         "SAMITE_RUN_UID": run["metadata"]["uid"],
         "SAMITE_LEASE": lease_name(run["metadata"]["name"]),
         "HOME": names.HOME,
+        # The user's number may have no name in the image, and libraries that ask for one would fail.
+        "USER": "samite",
+        "LOGNAME": "samite",
     }
     variables: list[Document] = [{"name": name, "value": value} for name, value in sorted(plain.items())]
     variables += [
