@@ -47,17 +47,23 @@ def bridged_driver(attempt: AttemptSpec) -> Iterator[str]:
 
     name, actor = start_collector(Path(attempt.run_folder), attempt.submission_id)
     ended = threading.Event()
-    lease, mirror = lease_of(attempt, ended), mirror_of(attempt)
+    with attended(lease_of(attempt, ended), mirror_of(attempt), ended):
+        yield name
+    del actor  # until here, because Ray ends an actor that nobody holds
+
+
+@contextmanager
+def attended(lease: LeaseKeeper | None, mirror: RecordMirror | None, ended: threading.Event) -> Iterator[None]:
+    """Lease and records around the block. However the block of a fenced driver ends, SystemExit with `EXIT_FENCED` comes out."""
     for thread in (lease, mirror):
         if thread is not None:
             thread.start()
     try:
         try:
-            yield name
+            yield
         finally:
             ended.set()
             close_side_by_side(lease, mirror)
-            del actor
     except SystemExit as stopped:
         raise SystemExit(EXIT_FENCED if lease is not None and lease.fenced else stopped.code) from None
     if lease is not None and lease.fenced:
