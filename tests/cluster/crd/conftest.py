@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from api_server import lone_api_server
 from box.binaries import MissingToolError
 from box.kubectl import Kubectl
+from box.waiting import until
 
 from samite.engines.kuberay.api_client import RealApi, connect
 
@@ -34,10 +35,12 @@ def server(bare_server: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Ku
     from samite.cli.app import run
 
     assert run(["--kubeconfig", str(bare_server.kubeconfig), "crds", "apply"]) == 0
+    # Established comes a moment before the first request is served.
+    until(lambda: bare_server("get", "trun,truntime,ctruntime,nblame") is not None, "the new kinds to be served", limit_s=60)
     return bare_server
 
 
 @pytest.fixture(scope="session")
 def api(server: Kubectl) -> RealApi:
     """The same server, for whole documents and their errors."""
-    return connect(kubeconfig=str(Path(server.kubeconfig)))
+    return connect(kubeconfig=str(Path(server.kubeconfig)), timeout_s=30.0)

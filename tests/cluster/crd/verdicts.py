@@ -57,7 +57,7 @@ def answer_of(api: RealApi, document: dict[str, Any], path: str, *, method: str 
     """None if the request passes, else the server's Status document."""
     pool, configuration = api._pool, api._configuration
     headers = {"Content-Type": "application/json", "Accept": "application/json", **api._credentials()}
-    answer = pool.request(method, f"{configuration.host}{path}", body=json.dumps(document), headers=headers, timeout=30.0, retries=False)
+    answer = pool.request(method, f"{configuration.host}{path}", body=json.dumps(document), headers=headers, timeout=60.0, retries=False)
     found: dict[str, Any] = json.loads(answer.data)
     return None if 200 <= answer.status < 300 else found
 
