@@ -31,6 +31,15 @@ COPY = 4.3e9
 """Bytes per ms that a copy moves on an H200."""
 
 
+def timed(name, function, repeats):
+    """The median, or None and a line that says why: peers change their interfaces."""
+    try:
+        return median_ms(function, repeats)
+    except (AttributeError, ImportError, RuntimeError, TypeError, ValueError) as problem:
+        print(f"{name}: not timed, {problem}", flush=True)
+        return None
+
+
 def bench_conv(repeats):
     """Three tensors [65536, 4096]; the goal is 0.95 ms a tensor forward and backward."""
     os.environ["SAMITE_KERNELS_CONV"] = "sm90"
@@ -46,15 +55,19 @@ def bench_conv(repeats):
         return [short_conv(x, w)[0] for x, w in zip(streams, taps, strict=True)]
 
     peers = {"one launch": fused, "one launch, 32 documents": lambda: fused(documents), "three launches": separate}
-    if find_spec("fla"):
+
+    def of_fla():
         from fla.modules.convolution import causal_conv1d
 
-        peers["fla"] = lambda: [causal_conv1d(x, w, activation="silu")[0] for x, w in zip(streams, taps, strict=True)]
+        return [causal_conv1d(x, w, activation="silu")[0] for x, w in zip(streams, taps, strict=True)]
+
+    if find_spec("fla"):
+        peers["fla"] = of_fla
     floor = 3 * 65536 * 4096 * 2 * 5 / COPY
     for name, function in peers.items():
         with torch.no_grad():
-            forward = median_ms(function, repeats)
-        both = median_ms(lambda f=function: torch.autograd.grad(f(), [*streams, *taps], d_y), repeats)
+            forward = timed(name, function, repeats)
+        both = timed(name, lambda f=function: torch.autograd.grad(f(), [*streams, *taps], d_y), repeats)
         yield {"operator": "conv q, k, v 3 x 65536x4096", "peer": name, "forward": forward, "both": both, "floor": floor, "goal": 2.85}
 
 
@@ -83,7 +96,7 @@ def bench_router(repeats):
     }
     floor = logits.numel() * 4 / COPY
     for name, function in {"ours": ours, **parts, "torch": plain, "torch.compile": torch.compile(plain)}.items():
-        yield {"operator": "router 65536x896", "peer": name, "forward": median_ms(function, repeats), "floor": floor, "goal": 0.30}
+        yield {"operator": "router 65536x896", "peer": name, "forward": timed(name, function, repeats), "floor": floor, "goal": 0.30}
 
 
 def bench_prepare(repeats):
@@ -114,18 +127,19 @@ def bench_decode(repeats):
     def step():
         recurrent_kda(**inputs, initial_state=state, output_final_state=True)
 
-    peers = {"ours": ("sm90", step), "torch": ("reference", step)}
-    if find_spec("fla"):
+    def of_fla():
         from fla.ops.kda import fused_recurrent_kda
 
-        prepared = [inputs[name] for name in ("q", "k", "v")] + [-torch.rand_like(inputs["g"]), inputs["beta"].sigmoid()]
-        peers["fla, gate outside"] = (
-            "reference",
-            lambda: fused_recurrent_kda(*prepared, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True),
-        )
+        decay, beta = -torch.rand_like(inputs["g"]), inputs["beta"].sigmoid()
+        q, k, v = (inputs[name] for name in ("q", "k", "v"))
+        fused_recurrent_kda(q, k, v, decay, beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True)
+
+    peers = {"ours": ("sm90", step), "torch": ("reference", step)}
+    if find_spec("fla"):
+        peers["fla, gate outside"] = ("reference", of_fla)
     for name, (backend, function) in peers.items():
         os.environ["SAMITE_KERNELS_DECODE"] = backend
-        row = {"operator": "decode 64 sequences x 96 heads", "peer": name, "forward": median_ms(function, repeats)}
+        row = {"operator": "decode 64 sequences x 96 heads", "peer": name, "forward": timed(name, function, repeats)}
         yield row | {"floor": state.numel() * 8 / COPY}
 
 
@@ -142,19 +156,19 @@ def bench_residual(repeats):
         return attention_residual(values, query, norm_weight_D=weight)
 
     peers = {"ours": ours, "torch.compile": torch.compile(lambda: attention_residual_reference(values, query, weight, 1e-5))}
-    if find_spec("fla"):
-        from fla.modules import fused_attnres
 
-        peers["fla"] = lambda: fused_attnres(values, query, weight)
+    def of_fla():
+        from fla.ops.attnres import fused_attnres
+
+        return fused_attnres(query.bfloat16(), values, torch.ones_like(query).bfloat16(), weight.bfloat16(), 1e-5)
+
+    if find_spec("fla"):
+        peers["fla"] = of_fla
     floor = values[0].numel() * 2 * (10 + 19) / COPY
     for name, function in peers.items():
-        try:
-            with torch.no_grad():
-                forward = median_ms(function, repeats)
-            both = median_ms(lambda f=function: torch.autograd.grad(f(), leaves, d_y), repeats)
-        except (TypeError, RuntimeError) as problem:
-            print(f"residual, {name}: not timed, {problem}", flush=True)
-            continue
+        with torch.no_grad():
+            forward = timed(name, function, repeats)
+        both = timed(name, lambda f=function: torch.autograd.grad(f(), leaves, d_y), repeats)
         yield {"operator": "residual 9 x 32768x7168", "peer": name, "forward": forward, "both": both, "floor": floor, "goal": 4.1}
 
     def two_readers(shared):

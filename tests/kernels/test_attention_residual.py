@@ -111,6 +111,13 @@ def test_a_zero_query_gives_the_mean_and_one_source_itself(forced: Callable[[boo
     assert torch.equal(attention_residual(values[:1], torch.ones(40)), values[0])
 
 
+def test_sources_at_odd_addresses_are_read_right(forced: Callable[[bool], None]) -> None:
+    query, *values = make(5, 40, 3, normed=False)
+    shifted = [torch.cat([v.new_zeros(1), v.flatten()])[1:].view(v.shape) for v in values]
+    assert shifted[0].data_ptr() % 16
+    assert torch.equal(attention_residual(shifted, query), attention_residual(values, query))
+
+
 def test_a_compiled_call_equals_the_plain_one(forced: Callable[[bool], None]) -> None:
     leaves = [x.requires_grad_() for x in make(5, 40, 3, normed=True)]
 

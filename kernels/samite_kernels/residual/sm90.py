@@ -53,7 +53,7 @@ def size_obstacle(num_sources: int, width: int) -> str | None:
 
 def run_forward(values: Sequence[Tensor], query: Tensor, norm_weight: Tensor | None, eps: float) -> tuple[Tensor, Saved]:
     """y and what the backward needs: weights, scores and inverse root mean squares [T, N], and the inverse root mean square of h [T]."""
-    values = [v.contiguous() for v in values]
+    values = [_aligned(v) for v in values]
     num_tokens, count = values[0].shape[0], len(values)
     y = torch.empty_like(values[-1])
     weights, scores, inverses = (y.new_empty((num_tokens, count), dtype=torch.float32) for _ in range(3))
@@ -76,7 +76,7 @@ def run_backward(
     adds: Sequence[bool],
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of query and norm weight. Writes those of the sources to the contiguous `d_values`, or adds where `adds` says so."""
-    values, d_y = [v.contiguous() for v in values], d_y.contiguous()
+    values, d_y = [_aligned(v) for v in values], _aligned(d_y)
     weights, scores, inverses, norm_inverse = saved
     d_query = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
     d_norm_weight = None if norm_weight is None else torch.zeros_like(d_query)
@@ -91,6 +91,12 @@ def run_backward(
         arguments.accumulate = sum(1 << i for i, add in enumerate(adds) if add)
         _backward(arguments, d_y.device)
     return d_query.to(query.dtype), None if norm_weight is None or d_norm_weight is None else d_norm_weight.to(norm_weight.dtype)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Contiguous rows that bulk copies can take: they begin at a multiple of 16 bytes."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def _float(x: Tensor | None) -> Tensor | None:
