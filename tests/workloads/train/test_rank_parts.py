@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from samite.errors import CheckpointDamagedError, NotAllowedError, Problem, SpecError, UnreachableError
-from samite.spec.attempt import FailureReport, Heartbeat
+from samite.spec.attempt import AttemptSpec, FailureReport, Heartbeat
 from samite_workloads import faults
 from samite_workloads.faults import Fault, FaultPlan, InjectedFaultError, parse_faults
 from samite_workloads.heartbeat import HeartbeatFile, stacks_on_signal
 from samite_workloads.parallel.clip import clip_coefficient, squared_norms
-from samite_workloads.parallel.group import interface_of
+from samite_workloads.parallel.group import Rendezvous, interface_of
 from samite_workloads.train.failures import failure_class, is_permanent, report_of
 from samite_workloads.train.numeric import NonFiniteError
+from samite_workloads.train.outcome import WORKER_GROUP, incarnations_begun, this_incarnation
 from samite_workloads.train.ranks import address_towards, plain_facts
 from samite_workloads.train.reports import first_cause, may_restart_in_place, write_report
 
@@ -226,3 +227,49 @@ def test_a_worker_group_that_was_restarted_goes_on_from_what_its_own_submission_
     )
     assert resume_of(attempt, incarnation=0) == resume
     assert resume_of(attempt, incarnation=1) == "latest"
+
+
+def test_the_store_of_rank_0_listens_on_the_socket_that_it_kept_bound(start_processes):
+    """A port that is only known to be free may be taken while torch loads; the one that is kept cannot be."""
+    (program,) = start_processes(_meet_on_a_kept_port, [()])
+    program.join(60)
+    assert program.exitcode == 0
+
+
+def _meet_on_a_kept_port() -> None:
+    import socket
+
+    from samite_workloads.parallel.group import start_groups, stop_groups
+    from samite_workloads.train.ray_rendezvous import _held, take_meeting_socket
+
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    port = bound.getsockname()[1]
+    _held[port] = bound
+    with socket.socket() as thief, pytest.raises(OSError, match="in use"):
+        thief.bind(("127.0.0.1", port))
+    meeting = Rendezvous(
+        rank=0, world_size=1, local_rank=0, host="127.0.0.1", port=port, node_address="127.0.0.1", listen_fd=take_meeting_socket(port)
+    )
+    assert take_meeting_socket(port) is None
+    groups = start_groups(meeting, device_type="cpu", timeout_s=30)
+    assert groups.world.size() == 1
+    with socket.create_connection(("127.0.0.1", port), timeout=5):
+        pass
+    stop_groups()
+
+
+def test_a_worker_group_after_one_that_never_met_has_a_number_of_its_own(tmp_path, monkeypatch):
+    attempt = AttemptSpec(
+        run={}, run_uid="u", stage_index=0, attempt=1, submission_id="r-s00-a1", run_folder=str(tmp_path), num_workers=2, checkpoint_uri=""
+    )
+    monkeypatch.delenv(WORKER_GROUP, raising=False)
+    assert this_incarnation(attempt) == 0
+    monkeypatch.setenv(WORKER_GROUP, "1")  # group 0 failed before its ranks met, so it left no mark
+    assert this_incarnation(attempt) == 1
+    marks = tmp_path / "attempts" / "r-s00-a1" / "incarnations"
+    marks.mkdir(parents=True)
+    (marks / "1").touch()
+    assert incarnations_begun(attempt) == 2
+    monkeypatch.setenv(WORKER_GROUP, "0")  # a new controller begins to count again
+    assert this_incarnation(attempt) == 2

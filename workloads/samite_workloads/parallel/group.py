@@ -32,6 +32,9 @@ class Rendezvous:
     node_address: str
     store_is_hosted: bool = False
     """Whether somebody else (torchrun's agent) already serves the store at `port`; otherwise rank 0 does."""
+    listen_fd: int | None = None
+    """On rank 0: a socket that is bound to `port` already, given up to the store. A port that is only known to have been free may be taken by the time
+    that torch is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,16 @@ def start_groups(meeting: Rendezvous, *, device_type: str, timeout_s: float = 18
     if device.type == "cuda":
         torch.cuda.set_device(device)
     serves = meeting.rank == 0 and not meeting.store_is_hosted
-    store = TCPStore(meeting.host, meeting.port, meeting.world_size, serves, timeout, wait_for_workers=False, multi_tenant=True)
+    store = TCPStore(
+        meeting.host,
+        meeting.port,
+        meeting.world_size,
+        serves,
+        timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=meeting.listen_fd if serves else None,
+    )
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore(f"samite-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store),

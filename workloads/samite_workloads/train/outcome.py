@@ -1,5 +1,6 @@
 """The files that say how an attempt ended: `result.json` once, `failures/*.json` for each failing rank and incarnation."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,10 @@ from samite_workloads.train.reports import first_cause, read_reports, write_repo
 
 if TYPE_CHECKING:
     from samite_workloads.train.ranks import RankFacts
+
+
+WORKER_GROUP = "SAMITE_WORKER_GROUP"
+"""Environment variable with the number of the worker group in its submission, from 0; set by who starts groups."""
 
 
 def attempt_folder(attempt: AttemptSpec) -> Path:
@@ -45,9 +50,19 @@ def failures_folder(attempt: AttemptSpec) -> Path:
 
 
 def incarnations_begun(attempt: AttemptSpec) -> int:
-    """How many worker groups of this submission have met."""
+    """One more than the number of the last worker group of this submission that has met; 0 if none has."""
     marks = attempt_folder(attempt) / "incarnations"
-    return sum(1 for mark in marks.iterdir() if mark.name.isdigit()) if marks.is_dir() else 0
+    return max((1 + int(mark.name) for mark in marks.iterdir() if mark.name.isdigit()), default=0) if marks.is_dir() else 0
+
+
+def this_incarnation(attempt: AttemptSpec) -> int:
+    """Number of the worker group that this rank belongs to.
+
+    Marks count the groups that met; who started the group counts those too that failed before (Ray's controller, torchrun). A group that had the number of
+    one before it would be taken for it, and its first steps for no recovery.
+    """
+    started = os.environ.get(WORKER_GROUP) or os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    return max(incarnations_begun(attempt), int(started))
 
 
 def earlier_failure(attempt: AttemptSpec) -> FailureReport | None:

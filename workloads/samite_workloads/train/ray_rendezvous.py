@@ -11,6 +11,8 @@ from typing import Any
 
 from ray.train.backend import Backend, BackendConfig
 
+from samite_workloads.train.outcome import WORKER_GROUP
+
 MEETING_HOST = "SAMITE_MEETING_HOST"
 MEETING_PORT = "SAMITE_MEETING_PORT"
 
@@ -28,25 +30,48 @@ class RendezvousConfig(BackendConfig):
 
 
 class RendezvousBackend(Backend):
-    """Rank 0's node gives the address and a free port; every rank finds them in its environment."""
+    """Rank 0 gives the address of its node and a port that it keeps bound; every rank finds them in its environment."""
 
     share_cuda_visible_devices = True
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:  # noqa: ARG002
         """Before the train function starts, on the controller."""
+        global _groups_started
         host, port = worker_group.execute_single(0, _meeting_point)
-        worker_group.execute(_remember_meeting_point, host, port)
+        worker_group.execute(_remember_meeting_point, host, port, _groups_started)
+        _groups_started += 1
+
+
+def groups_started() -> int:
+    """In the controller's process: how many worker groups it has started, those included that failed before their ranks met."""
+    return _groups_started
+
+
+_groups_started = 0
+
+
+def take_meeting_socket(port: int) -> int | None:
+    """On rank 0: the descriptor of the socket that `port` belongs to, which is the caller's from now on. None on the other ranks."""
+    held = _held.pop(port, None)
+    return None if held is None else held.detach()
+
+
+_held: dict[int, socket.socket] = {}
+"""In the process of rank 0, from the moment the port was chosen until the store listens on it. Seconds pass between: torch is loaded."""
 
 
 def _meeting_point() -> tuple[str, int]:
     from ray.util import get_node_ip_address
 
     address = get_node_ip_address()
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((address, 0))
-        return address, int(probe.getsockname()[1])
+    bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    bound.bind((address, 0))
+    port = int(bound.getsockname()[1])
+    _held[port] = bound
+    return address, port
 
 
-def _remember_meeting_point(host: str, port: int) -> None:
+def _remember_meeting_point(host: str, port: int, group: int) -> None:
     os.environ[MEETING_HOST] = host
     os.environ[MEETING_PORT] = str(port)
+    os.environ[WORKER_GROUP] = str(group)

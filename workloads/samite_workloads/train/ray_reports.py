@@ -8,6 +8,7 @@ from ray.train import UserCallback
 
 from samite.spec.attempt import AttemptSpec, FailureReport
 from samite_workloads.train.outcome import failures_folder, incarnations_begun, last_heartbeat
+from samite_workloads.train.ray_rendezvous import groups_started
 from samite_workloads.train.reports import write_report
 
 
@@ -26,7 +27,7 @@ class ReportForTheDead(UserCallback):
                 error_type=type(error).__name__,
                 message=str(error)[:4000],
                 rank=rank,
-                incarnation=max(0, incarnations_begun(attempt) - 1),
+                incarnation=max(0, incarnations_begun(attempt) - 1, groups_started() - 1),
             )
             write_report(failures_folder(attempt), replace(report, **_where(attempt, rank)))
 

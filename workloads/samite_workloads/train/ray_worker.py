@@ -13,7 +13,7 @@ from ray.util import get_node_ip_address
 
 from samite.spec.attempt import AttemptSpec
 from samite_workloads.train.rank_log import keep_output
-from samite_workloads.train.ray_rendezvous import MEETING_HOST, MEETING_PORT
+from samite_workloads.train.ray_rendezvous import MEETING_HOST, MEETING_PORT, take_meeting_socket
 
 if TYPE_CHECKING:
     from samite_workloads.train.ranks import RankFacts
@@ -61,13 +61,15 @@ def ray_facts(*, gpus: int) -> "RankFacts":
 
     context = ray.train.get_context()
     address = get_node_ip_address()
+    port = int(os.environ[MEETING_PORT])
     meeting = Rendezvous(
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         local_rank=context.get_local_rank(),
         host=os.environ[MEETING_HOST],
-        port=int(os.environ[MEETING_PORT]),
+        port=port,
         node_address=address,
+        listen_fd=take_meeting_socket(port),
     )
     node = os.environ.get("SAMITE_NODE") or f"{socket.gethostname()}/{address}"
     return RankFacts(node=node, meeting=meeting, device_type="cuda" if gpus else "cpu")

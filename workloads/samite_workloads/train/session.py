@@ -19,7 +19,7 @@ from samite_workloads import faults
 from samite_workloads.heartbeat import HeartbeatFile, stacks_on_signal
 from samite_workloads.parallel.group import Groups, start_groups, stop_groups
 from samite_workloads.train.control import ControlFolder
-from samite_workloads.train.outcome import attempt_folder, incarnations_begun
+from samite_workloads.train.outcome import attempt_folder, this_incarnation
 from samite_workloads.train.plan import TrainPlan
 from samite_workloads.train.ranks import RankFacts
 
@@ -61,7 +61,7 @@ def open_session(attempt: AttemptSpec, plan: TrainPlan, facts: RankFacts) -> Ite
         node=facts.node,
         pid=os.getpid(),
         submission_id=attempt.submission_id,
-        incarnation=incarnations_begun(attempt),  # nobody leaves a mark before all have met, so every rank counts the same
+        incarnation=this_incarnation(attempt),  # nobody leaves a mark before all have met, so every rank counts the same
     )
     heartbeat.enter("starting")
     make_deterministic(facts, plan.seed)
@@ -137,7 +137,7 @@ def _count_incarnation(attempt: AttemptSpec, step_before: int, groups: Groups) -
     if groups.host.rank() == 0:
         marks = attempt_folder(attempt) / "incarnations"
         marks.mkdir(parents=True, exist_ok=True)
-        incarnation = incarnations_begun(attempt)
+        incarnation = this_incarnation(attempt)
         write_atomically(marks / str(incarnation), f"{time.time()}\n")
         told[0], told[1] = incarnation, step_before
     dist.broadcast(told, src=0, group=groups.host)
