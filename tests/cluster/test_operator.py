@@ -24,7 +24,7 @@ from played_world import PlayedWorld, condition, training_run
 from samite.engines.kuberay.api import EVENT, LEASE, POD, RAY_CLUSTER, TRAINING_RUN, Document, GoneApiError
 from samite.engines.kuberay.api_client import RealApi, connect
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 TEAM = "team-a"
 
 
@@ -93,7 +93,7 @@ def phase(api: RealApi, name: str = "demo") -> str:
     return (api.get(TRAINING_RUN, TEAM, name).get("status") or {}).get("phase", "")
 
 
-def wait_phase(api: RealApi, wanted: str, name: str = "demo", *, limit_s: float = 90.0) -> Document:
+def wait_phase(api: RealApi, wanted: str, name: str = "demo", *, limit_s: float = 180.0) -> Document:
     until(lambda: phase(api, name) == wanted, lambda: api.get(TRAINING_RUN, TEAM, name).get("status"), limit_s=limit_s)
     return api.get(TRAINING_RUN, TEAM, name)
 
@@ -146,7 +146,7 @@ def test_an_operator_that_is_killed_thirty_times_makes_one_cluster_and_one_submi
         submissions |= set(world.training.submitted)
         assert len(world.running()) <= 1
     start().wait_ready()
-    wait_phase(api, "Running", limit_s=60)
+    wait_phase(api, "Running")
     clusters |= {item["metadata"]["uid"] for item in api.list(RAY_CLUSTER, TEAM).items}
     assert len(clusters) == 1
     assert set(world.training.submitted) == {"demo-s00-a1"}
