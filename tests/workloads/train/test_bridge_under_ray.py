@@ -53,11 +53,14 @@ class Nodes:
         self.environment = {**ray_environment(os.environ), "RAY_AUTH_MODE": "disabled"}
         for name in ("head", *(f"node-{number}" for number in RANK_NODES)):
             (homes / name).mkdir(parents=True)
+
+    def start(self) -> None:
+        """Bring all up; whoever calls closes in any case."""
         head = ("--head", "--node-ip-address=127.0.0.1", f"--port={self.port}", "--include-dashboard=false", "--num-cpus=0", "--num-gpus=0")
         self._start("head", *head, f"--ray-client-server-port={free_port()}")
         ends_s = time.monotonic() + 120
-        while "Ray runtime started" not in (logs / "head.log").read_text():
-            assert time.monotonic() < ends_s, f"Ray's head did not start\n{(logs / 'head.log').read_text()[-2000:]}"
+        while "Ray runtime started" not in (self.logs / "head.log").read_text():
+            assert time.monotonic() < ends_s, f"Ray's head did not start\n{(self.logs / 'head.log').read_text()[-2000:]}"
             time.sleep(0.2)
         for number in RANK_NODES:
             address = (f"--address=127.0.0.1:{self.port}", f"--node-ip-address=127.0.0.{number}")
@@ -87,8 +90,11 @@ class Nodes:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     made = Nodes(Path(f"/tmp/smt-bridge-{os.getpid()}"), tmp_path_factory.mktemp("homes"), tmp_path_factory.mktemp("ray"))
-    yield made
-    made.close()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture
