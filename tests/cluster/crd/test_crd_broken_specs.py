@@ -18,7 +18,7 @@ from samite.spec.schema_problems import check_schema
 from samite.spec.support import check_support
 from samite.spec.yaml_tree import dotted, parse_yaml
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 BROKEN = Path(__file__).parents[2] / "platform" / "spec" / "broken"
 ONLY_THIS_VERSION = {"not-in-this-version"}

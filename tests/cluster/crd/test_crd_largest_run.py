@@ -9,7 +9,7 @@ from verdicts import lines, of_python, of_server
 
 from samite.engines.kuberay.api_client import RealApi
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 def largest() -> dict[str, Any]:

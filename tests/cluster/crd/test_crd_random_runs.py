@@ -9,9 +9,9 @@ from verdicts import Said, Verdict, of_python, of_server
 
 from samite.engines.kuberay.api_client import RealApi
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-NUM_RUNS = 400
+NUM_RUNS = 300
 POWERS = (1, 1, 1, 2, 3, 4, 6, 8)
 
 

@@ -26,7 +26,7 @@ from samite.spec.stored import run_from_object
 from samite.spec.update_rules import check_update
 from samite.spec.yaml_tree import dotted
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 NAMES = [definition["metadata"]["name"] for definition in custom_resource_definitions().values()]
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,7 +9,7 @@ from verdicts import Verdict, lines, of_python, of_server, without_proposal
 
 from samite.engines.kuberay.api_client import RealApi
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 SPECS = Path(__file__).parents[2] / "platform" / "spec"
 GOOD = sorted((SPECS / "samples" / "good").glob("*.yaml"))
