@@ -113,6 +113,7 @@ __device__ __forceinline__ void load_rows(const __nv_bfloat16*& next, int64_t st
     }
 }
 
+template <bool Activation>
 __global__ void __launch_bounds__(kThreads, 6) forward(const __grid_constant__ Arguments arguments) {
     const Work work(arguments);
     if (!work.valid) return;
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 6) forward(const __grid_constant__ A
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) {
                 const float z = product(weight[c], history[0].at[c], history[1].at[c], history[2].at[c], now.at[c]);
-                out.at[c] = arguments.activation ? z * sigmoid(z) : z;
+                out.at[c] = Activation ? z * sigmoid(z) : z;
             }
             if (row + i < rows) *reinterpret_cast<uint2*>(y) = pack(out);
             y += work.width;
@@ -149,6 +150,7 @@ __global__ void __launch_bounds__(kThreads, 6) forward(const __grid_constant__ A
     }
 }
 
+template <bool Activation>
 __global__ void __launch_bounds__(kThreads, 4) backward(const __grid_constant__ Arguments arguments) {
     const Work work(arguments);
     if (!work.valid) return;
@@ -195,17 +197,16 @@ __global__ void __launch_bounds__(kThreads, 4) backward(const __grid_constant__ 
             const bool inside = row + i < rows;
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) {
-                if (arguments.activation) {
+                if (Activation) {
                     const float z = product(weight[c], history[0].at[c], history[1].at[c], history[2].at[c], now.at[c]);
                     const float s = sigmoid(z);
                     slope.at[c] *= s + z * s * (1.f - s);
                 }
-                if (inside) {
-                    d_weight[c].x += slope.at[c] * history[0].at[c];
-                    d_weight[c].y += slope.at[c] * history[1].at[c];
-                    d_weight[c].z += slope.at[c] * history[2].at[c];
-                    d_weight[c].w += slope.at[c] * now.at[c];
-                }
+                const float counted = inside ? slope.at[c] : 0.f;  // a select: branches would keep channels from overlapping
+                d_weight[c].x += counted * history[0].at[c];
+                d_weight[c].y += counted * history[1].at[c];
+                d_weight[c].z += counted * history[2].at[c];
+                d_weight[c].w += counted * now.at[c];
                 out.at[c] = product(weight[c], slope.at[c], d_z[2].at[c], d_z[1].at[c], d_z[0].at[c]);
             }
             if (row + i < kHistory ? gives_state : row + i < rows + kHistory) {
@@ -258,11 +259,19 @@ unsigned grid_of(const Arguments& arguments) { return static_cast<unsigned>(argu
 // Called by conv/qkv_sm90.py. Return a cudaError_t; never throw, synchronise or allocate. Channels and strides: multiples of 4.
 extern "C" int sm90_short_conv_qkv_forward(const qkv::Arguments* arguments, cudaStream_t stream) {
     if (arguments->num_strips == 0) return 0;
-    qkv::forward<<<qkv::grid_of(*arguments), qkv::kThreads, 0, stream>>>(*arguments);
+    if (arguments->activation) {
+        qkv::forward<true><<<qkv::grid_of(*arguments), qkv::kThreads, 0, stream>>>(*arguments);
+    } else {
+        qkv::forward<false><<<qkv::grid_of(*arguments), qkv::kThreads, 0, stream>>>(*arguments);
+    }
     return static_cast<int>(cudaGetLastError());
 }
 extern "C" int sm90_short_conv_qkv_backward(const qkv::Arguments* arguments, cudaStream_t stream) {
-    if (arguments->num_strips > 0) qkv::backward<<<qkv::grid_of(*arguments), qkv::kThreads, 0, stream>>>(*arguments);
+    if (arguments->num_strips > 0 && arguments->activation) {
+        qkv::backward<true><<<qkv::grid_of(*arguments), qkv::kThreads, 0, stream>>>(*arguments);
+    } else if (arguments->num_strips > 0) {
+        qkv::backward<false><<<qkv::grid_of(*arguments), qkv::kThreads, 0, stream>>>(*arguments);
+    }
     const int values = qkv::kTaps * (arguments->num_channels[0] + arguments->num_channels[1] + arguments->num_channels[2]);
     qkv::reduce<<<(values + qkv::kSumValues - 1) / qkv::kSumValues, qkv::kSumValues * qkv::kSumGroups, 0, stream>>>(*arguments);
     return static_cast<int>(cudaGetLastError());
