@@ -100,8 +100,9 @@ def _wait_running(api: Any, runs: int, operator: OperatorProcess) -> None:
         phases = [(run.get("status") or {}).get("phase") for run in api.list(TRAINING_RUN, NAMESPACE).items]
         if phases.count("Running") == runs:
             return
+        print(f"{phases.count('Running')} of {runs} runs train", file=sys.stderr)
         assert time.monotonic() < ends_s, f"{phases}\n{operator.log.read_text()[-3000:]}"
-        time.sleep(1.0)
+        time.sleep(5.0)
 
 
 def _metrics(operator: OperatorProcess) -> Metrics:
