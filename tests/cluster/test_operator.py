@@ -191,11 +191,11 @@ def test_a_spec_that_the_server_lets_through_is_failed_and_no_crash_loop(api: Re
     operator = start()
     operator.wait_ready()
     document = training_run("demo", TEAM, uri=f"{world.store_uri}/demo")
-    document["spec"]["engine"] = "RayJob"
+    document["spec"]["stages"][0]["kind"] = "SFT"  # right in itself, and not in this version
     api.create(TRAINING_RUN, TEAM, document)
     run = wait_phase(api, "Failed", limit_s=60)
     assert run["status"]["reason"] == "ValidationFailed"
-    assert "RayJob" in condition(run, "Validated")["message"]
+    assert "spec.stages[0].kind" in condition(run, "Validated")["message"]
     assert operator.process.poll() is None
     assert operator.probe("/healthz")[0] == 200
 
