@@ -53,10 +53,9 @@ from samite.lifecycle.observed import (
     Observed,
     ProcessState,
     RankObserved,
-    Request,
-    RequestKind,
     StorageObserved,
 )
+from samite.lifecycle.people import Request, RequestKind
 from samite.lifecycle.phases import TERMINAL, FailureClass, Level, Phase
 from samite.lifecycle.plan import RunPlan, StagePlan
 from samite.lifecycle.status import Condition, ConditionStatus, Status

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from samite.lifecycle import blame
 from samite.lifecycle.memory import Memory
-from samite.lifecycle.observed import Request, RequestKind
+from samite.lifecycle.people import Request, RequestKind
 from samite.lifecycle.phases import ACTIVE, TERMINAL, TRAINING, Level, Phase
 from samite.lifecycle.respond import request_restart
 from samite.lifecycle.trust import apply_verdict
