@@ -30,14 +30,13 @@ def ray_cluster(
     New workers are never put on `excluded` machines, and on `avoided` ones only if there is no other.
     """
     left_out = sorted(set(excluded))
-    token = not features.auth_secret_name
     spec: Document = {
         "rayVersion": runtime.ray_version,
         "enableInTreeAutoscaling": False,
         "headGroupSpec": {
             "serviceType": "ClusterIP",
             "rayStartParams": _start_params(runtime, cpus=0, gpus=0) | {"dashboard-host": "0.0.0.0"},  # noqa: S104 - the pod's own address
-            "template": head_template(run, cluster_id, stage_index, runtime, token=token),
+            "template": head_template(run, cluster_id, stage_index, runtime),
         },
         "workerGroupSpecs": [
             {
@@ -48,12 +47,13 @@ def ray_cluster(
                 "numOfHosts": 1,
                 "rayStartParams": _start_params(runtime, cpus=max(gpus_per_node, 1), gpus=gpus_per_node),
                 "template": worker_template(
-                    run, cluster_id, stage_index, runtime, gpus=gpus_per_node, excluded=left_out, avoided=avoided, token=token
+                    run, cluster_id, stage_index, runtime, gpus=gpus_per_node, excluded=left_out, avoided=avoided
                 ),
             }
         ],
     }  # fmt: skip
     if features.auth_secret_name:
+        # Beside the variables of the containers, which carry the token alone where an older operator runs under newer definitions.
         spec["authOptions"] = {"mode": "token", "secretName": names.token_secret(cluster_id)}
     if features.upgrade_strategy:
         # A changed exclusion list must not restart pods that train.

@@ -46,7 +46,7 @@ class ClusterViews:
             if heads and live.submission_id in view.jobs and view.jobs[live.submission_id][0] is JobStatus.RUNNING:
                 sight.heads.setdefault(live.submission_id, name_of(heads[0]))
         known = memory.cluster is not None and memory.cluster.cluster_id == cluster_id and memory.cluster.was_ready
-        state = _state(cluster, pods, answers=view.answers, was_ready=known)
+        state = _state(cluster, pods, answers=_head_is_up(pods, view), was_ready=known)
         complete = cluster is not None and all(is_ready(pod) for pod in pods) and bool(pods)
         return ClusterObserved(
             cluster_id=cluster_id,
@@ -62,7 +62,7 @@ class ClusterViews:
         if state == "ALIVE":
             sight.joined.add(name)
         known = name in sight.joined or any(sign.heartbeat.node == name for sign in (sight.report.signs if sight.report else ()))
-        ready = None if not view.answers else is_ready(pod) and (is_head(pod) or state == "ALIVE")
+        ready = None if not view.answers else is_ready(pod) and state == "ALIVE"
         return node_observed(
             pod, machine, ready=ready, ray_dead=view.answers and state == "DEAD" and known, ray_age_s=0.0, known_end=sight.ends.get(name)
         )
@@ -97,6 +97,11 @@ class ClusterViews:
             except ApiError:
                 sight.pod_events = ()
         return why_not_starting(cluster, pods, sight.pod_events)
+
+
+def _head_is_up(pods: Sequence[Document], view: RayView) -> bool:
+    """The dashboard answers, and Ray's own node of the head lives: without that no driver can start there."""
+    return any(is_head(pod) and (view.states or {}).get(address_of(pod)) == "ALIVE" for pod in pods)
 
 
 def _state(cluster: Document | None, pods: Sequence[Document], *, answers: bool, was_ready: bool) -> ClusterState | None:

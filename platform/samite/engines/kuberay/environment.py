@@ -17,11 +17,11 @@ _NOT_HERE = ("RAY_AUTH_MODE", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER")
 """Set by the token's owner, and left to Ray: on Kubernetes nodes do get notices."""
 
 
-def container_environment(
-    run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settings: PodSettings, *, token: bool
-) -> list[Document]:
-    """Variables of one container. `token`: Ray's token is given by environment, because the RayCluster has no usable `authOptions`."""
+def container_environment(run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settings: PodSettings) -> list[Document]:
+    """Variables of one container. Ray's token is always among them: an operator that is older than its definitions ignores `authOptions`."""
     plain = {name: value for name, value in ray_environment({}).items() if name not in _NOT_HERE}
+    # Nodes start side by side on machines that are busy pulling and starting others: Ray's own 30 s and 40 s are for a quiet one.
+    plain |= {"RAY_agent_register_timeout_ms": "120000", "RAY_NUM_REDIS_GET_RETRIES": "60"}
     if runtime.head_fault_tolerance is not None:
         plain[_RECONNECT] = "120"  # the head comes back with its state; 10 s would end every worker before
     plain |= {
@@ -40,10 +40,9 @@ def container_environment(
         _from_field("SAMITE_NAMESPACE", "metadata.namespace"),
         _from_field("SAMITE_NODE_ADDRESS", "status.podIP"),
     ]
-    if token:
-        variables.append({"name": "RAY_AUTH_MODE", "value": "token"})
-        reference = {"name": names.token_secret(cluster_id), "key": names.TOKEN_KEY}
-        variables.append({"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    reference = {"name": names.token_secret(cluster_id), "key": names.TOKEN_KEY}
+    variables.append({"name": "RAY_AUTH_MODE", "value": "token"})
+    variables.append({"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": reference}})
     variables += spec_environment(run)
     known = {item["name"] for item in variables}
     return variables + [dict(item) for item in settings.env if item["name"] not in known]

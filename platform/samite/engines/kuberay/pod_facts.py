@@ -103,7 +103,7 @@ def node_observed(
     """One pod as a node of the cluster. `ready`: joined Ray and passed its probe; None if Ray did not answer."""
     end = ended(pod) or known_end
     facts = [*_end_facts(end), *_machine_facts(pod, machine), *_notices(pod, machine)]
-    if ray_dead and not is_head(pod):
+    if ray_dead:
         facts.append(NodeFact(source=Source.RAY_NODE, says=NodeSays.DEAD, detail="Ray reports the node dead", age_s=ray_age_s))
     dead = any(fact.says is NodeSays.DEAD for fact in facts)
     return NodeObserved(

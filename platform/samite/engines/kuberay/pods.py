@@ -20,7 +20,7 @@ OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def head_template(run: Mapping[str, Any], cluster_id: str, stage_index: int, runtime: Runtime, *, token: bool) -> Document:
+def head_template(run: Mapping[str, Any], cluster_id: str, stage_index: int, runtime: Runtime) -> Document:
     """The head's pod: GCS, dashboard and the driver; no rank. It alone has a service account token, to renew the heartbeat."""
     ports = [
         {"name": "gcs-server", "containerPort": GCS_PORT},
@@ -28,7 +28,7 @@ def head_template(run: Mapping[str, Any], cluster_id: str, stage_index: int, run
         {"name": "client", "containerPort": 10001},
     ]
     container = {
-        **_container(run, cluster_id, runtime, runtime.head, token=token),
+        **_container(run, cluster_id, runtime, runtime.head),
         "name": names.RAY_CONTAINER_HEAD,
         "resources": _resources(runtime.head, {}),
         "ports": ports,
@@ -50,13 +50,12 @@ def worker_template(
     gpus: int,
     excluded: Iterable[str],
     avoided: Iterable[str],
-    token: bool,
 ) -> Document:
     """A worker's pod: one Ray node, the ranks of one machine."""
     devices = {runtime.gpu_resource: str(gpus)} if gpus else {}
     probe = {"path": "/api/local_raylet_healthz", "port": AGENT_PORT}
     container = {
-        **_container(run, cluster_id, runtime, runtime.worker, token=token),
+        **_container(run, cluster_id, runtime, runtime.worker),
         "name": names.RAY_CONTAINER_WORKER,
         "resources": _resources(runtime.worker, devices),
         "readinessProbe": {"httpGet": probe, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 5},
@@ -160,7 +159,7 @@ def _pod_spec(run: Mapping[str, Any], runtime: Runtime, settings: PodSettings, c
     return spec
 
 
-def _container(run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settings: PodSettings, *, token: bool) -> Document:
+def _container(run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settings: PodSettings) -> Document:
     mounts: list[Document] = [{"name": "samite-home", "mountPath": names.HOME}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - an emptyDir
     if settings.shared_memory:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - an emptyDir
@@ -173,7 +172,7 @@ def _container(run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settin
         "command": ["/bin/bash", "-c", "--"],
         "args": [START],
         "workingDir": names.HOME,
-        "env": container_environment(run, cluster_id, runtime, settings, token=token),
+        "env": container_environment(run, cluster_id, runtime, settings),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
