@@ -1,4 +1,4 @@
-"""The two Dockerfiles as files: pinned, non-root, labelled, and alike where they must be. Built for real in tests/cluster/test_images.py."""
+"""The two Dockerfiles as files: pinned, non-root, labelled, and alike where they must be. Built for real in tests/cluster/test_container_images.py."""
 
 import re
 from pathlib import Path

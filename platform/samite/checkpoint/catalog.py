@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from samite.checkpoint.envelope import UnknownFormatError
@@ -24,7 +24,7 @@ from samite.checkpoint.layout import (
 from samite.checkpoint.manifest import Manifest
 from samite.checkpoint.store.base import MissingKeyError, Store
 from samite.checkpoint.verify import Level, VerifyReport, verify_checkpoint
-from samite.errors import CheckpointDamagedError, NotFoundError, UsageError
+from samite.errors import CheckpointDamagedError, NotFoundError, SamiteError, UsageError
 
 
 class State(StrEnum):
@@ -152,10 +152,17 @@ class Catalog:
     def verify(
         self, checkpoint_id: str, level: Level = Level.QUICK, *, threads: int = 4, progress: Callable[[int], None] | None = None
     ) -> VerifyReport:
-        """Compare stored bytes with the manifest; if they are right, a VERIFIED marker says so from now on. Does not quarantine."""
+        """Compare stored bytes with the manifest; if they are right, a VERIFIED marker says so from now on. Does not quarantine.
+
+        A marker that cannot be written (a full disk, credentials that may only read) takes nothing from the verdict: `VerifyReport.unmarked` says why.
+        """
         report = verify_checkpoint(self.store, checkpoint_id, level, threads=threads, progress=progress)
-        if report.ok:
+        if not report.ok:
+            return report
+        try:
             self.mark_verified(checkpoint_id, level)
+        except SamiteError as error:
+            return replace(report, unmarked=str(error))
         return report
 
     def mark_verified(self, checkpoint_id: str, level: Level) -> None:

@@ -41,6 +41,8 @@ class VerifyReport:
     num_objects: int = 0
     read_bytes: int = 0
     seconds: float = 0.0
+    unmarked: str = ""
+    """Why a checkpoint that is right could not be marked as verified; empty if it was, or was not to be."""
 
     @property
     def ok(self) -> bool:

@@ -101,6 +101,8 @@ def verify(
             if report.ok and lift and entry.state is State.QUARANTINED:
                 catalog.lift_quarantine(entry.checkpoint_id)
                 note(f"{entry.checkpoint_id}: every byte is right; quarantine lifted")
+            if report.unmarked:
+                note(f"{entry.checkpoint_id}: verified, but that cannot be noted beside it: {report.unmarked}")
             if not report.ok:
                 damaged.append(f"{entry.checkpoint_id}: {report.summary}")
                 if quarantine:

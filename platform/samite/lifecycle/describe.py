@@ -67,7 +67,7 @@ def progress_of(turn: Turn) -> Progress:
     elif lead is None or lead.step < 0 or lead.phase in _BEFORE_LOADED:
         # A rank that has not loaded its state yet counts from zero; the run does not.
         start_step = memory.stages[-2].final_step if len(memory.stages) > 1 else 0
-        step = max(memory.best_step, start_step)
+        step = max(memory.best_step, memory.newest_commit_step, start_step)  # what is stored was trained, whatever the last heartbeat said
         stage_step = step - start_step
         tokens = (finished.start_tokens if finished is not None else 0) + stage_step * (turn.stage.batch_tokens or 0)
         share = _stage_share(turn, stage_step)

@@ -196,3 +196,13 @@ def test_a_newer_samites_checkpoint_is_neither_skipped_nor_deleted_nor_called_da
     assert carry_out(catalog, plan_for(catalog, KeepPolicy(last=1))) == []
     assert catalog.ever_committed()
     assert catalog.entry(older).usable
+
+
+@pytest.mark.parametrize("action", [Action.FULL, Action.FORBIDDEN])
+def test_a_marker_that_cannot_be_written_takes_nothing_from_the_verdict(store, action: Action):
+    (checkpoint_id,) = commit_some(store, 1)
+    catalog = Catalog(FaultyStore(store, [Fault("put", "*/VERIFIED", action)]))
+    report = catalog.verify(checkpoint_id, Level.FULL)
+    assert report.ok
+    assert report.unmarked
+    assert catalog.find(checkpoint_id).state is State.COMMITTED

@@ -1,4 +1,4 @@
-"""Steps become registered metrics; spikes, stragglers and stalls become events, once each."""
+"""Steps become registered metrics; spikes and stragglers become events, once each."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,6 @@ from samite_workloads.signals.memory import memory_points
 from samite_workloads.signals.reduction import FusedReduction
 from samite_workloads.signals.schedule import SampleSchedule
 from samite_workloads.signals.spikes import SpikeDetector
-from samite_workloads.signals.stall import StallWatch
 from samite_workloads.signals.stragglers import StragglerRule
 
 
@@ -131,22 +130,6 @@ def test_with_two_ranks_the_slow_one_is_found():
     ratio, found = StragglerRule(factor=1.15, steps=10).update([1.0, 1.5], num_steps=10)
     assert ratio == pytest.approx(1.5)
     assert [s.rank for s in found] == [1]
-
-
-def test_a_storage_stall_is_reported_once_with_its_retries(telemetry: Telemetry, tmp_path: Path):
-    now = [0.0]
-    stalls = StallWatch(limit_s=60, clock=lambda: now[0])
-    recorder = SignalRecorder(telemetry, context_length=128, stalls=stalls)
-    stalls.begin("put")
-    stalls.retry("put")
-    for step in range(10):
-        now[0] += 10
-        recorder.step(measure(step))
-    stalls.end("put")
-    events, _ = read_events(tmp_path / "e.jsonl")
-    assert [(e.name, e.attributes["samite.duration"], e.attributes["samite.retries"]) for e in events] == [
-        ("samite.storage.stall", 70.0, 1)
-    ]
 
 
 def test_samples_are_taken_every_n_steps_and_densely_after_a_change():

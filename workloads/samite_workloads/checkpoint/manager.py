@@ -162,7 +162,8 @@ class CheckpointManager:
         """How saving goes right now."""
         pending = self._ledger.pending()
         oldest_s = time.monotonic() - pending[0].began_s if pending else 0.0
-        return Health(pending=len(pending), oldest_pending_s=oldest_s, last_error=self._ledger.last_error)
+        retries = pending[0].retries if pending else 0
+        return Health(pending=len(pending), oldest_pending_s=oldest_s, retries=retries, last_error=self._ledger.last_error)
 
     def restore(
         self,

@@ -102,6 +102,8 @@ class Health:
     pending: int
     """Saves that are neither committed nor failed."""
     oldest_pending_s: float
+    retries: int
+    """Requests of this rank for the oldest pending save that were repeated."""
     last_error: str
     """The newest error of storage, empty after a commit."""
 

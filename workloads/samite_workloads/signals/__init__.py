@@ -5,7 +5,7 @@
     router.py        expert load against chance, and the collapse rule
     step.py          loss, gradient norms, durations, tokens, memory of one step
     spikes.py        loss and gradient norm that leave their band             stragglers.py   ranks that compute slower than the rest
-    stall.py         storage operations that take too long                    schedule.py     which steps are sampled
+    schedule.py      which steps are sampled
     recorder.py      all of it behind one object that the training loop calls
 
 Everything but `reduction.py`, `decay.py` and `memory.py` works on plain numbers and needs no torch.

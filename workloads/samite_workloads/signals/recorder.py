@@ -18,7 +18,6 @@ from samite_workloads.signals.decay_rule import DecayAlarm, DecayRule
 from samite_workloads.signals.memory import pressure
 from samite_workloads.signals.router import Collapse, CollapseRule, RouterSignals
 from samite_workloads.signals.spikes import SpikeDetector
-from samite_workloads.signals.stall import StallWatch
 from samite_workloads.signals.step import StepMeasure
 from samite_workloads.signals.stragglers import Straggler, StragglerRule
 
@@ -35,7 +34,6 @@ class SignalRecorder:
         decay_rule: DecayRule | None = None,
         collapse_rule: CollapseRule | None = None,
         straggler_rule: StragglerRule | None = None,
-        stalls: StallWatch | None = None,
         grad_norm_mads: float = 6.0,
     ) -> None:
         self._telemetry = telemetry
@@ -44,15 +42,13 @@ class SignalRecorder:
         self._decay_rule = decay_rule or DecayRule()
         self._collapse_rule = collapse_rule or CollapseRule()
         self._straggler_rule = straggler_rule or StragglerRule()
-        self.stalls = stalls or StallWatch()
-        """Storage operations in flight; whoever runs them tells it."""
         self._loss = SpikeDetector()
         self._grad_norm = SpikeDetector(limit=grad_norm_mads)
         self._tight = False
         self._pending: list[Point] = []
 
     def step(self, measure: StepMeasure, *, extra: Sequence[Point] = ()) -> None:
-        """Write the metrics of a finished step, with the samples that were taken in it, and look for spikes and stalls."""
+        """Write the metrics of a finished step, with the samples that were taken in it, and look for spikes."""
         points, self._pending = [*measure.points(), *extra, *self._pending], []
         self._telemetry.record_step(measure.step, points)
         norm = measure.grad_norms.get("global")
@@ -66,8 +62,6 @@ class SignalRecorder:
                 "samite.memory.pressure", rank=0, memory_bytes=tight[0], memory_limit_bytes=tight[1], step_index=measure.step
             )
         self._tight = tight is not None if extra else self._tight
-        for stall in self.stalls.check():
-            self._telemetry.event("samite.storage.stall", **stall.attributes(), step_index=measure.step)
 
     def decay(self, step: int, signals: Sequence[DecaySignals]) -> list[DecayAlarm]:
         """Take a sample of the decay signals; they are written with the step. Returns the alarms that fired, each as an event too."""

@@ -23,6 +23,7 @@ from samite_workloads.train.observe import Observer
 from samite_workloads.train.plan import TrainPlan
 from samite_workloads.train.session import Session
 from samite_workloads.train.state import TrainState
+from samite_workloads.train.storage_watch import StorageWatch
 
 _TIER = {"samite.checkpoint.tier": "object"}
 
@@ -34,6 +35,7 @@ class Saver:
         self._plan, self._session = plan.checkpoint, session
         self._saved_at_s = time.monotonic()
         self._last_id, self._last_step = "", -1
+        options = options_of(plan.checkpoint.options)
         self.manager = CheckpointManager(
             KillPointStore(open_store(attempt.checkpoint_uri, store_options_of(plan.checkpoint.options))),
             run_uid=attempt.run_uid,
@@ -41,13 +43,18 @@ class Saver:
             rank=session.facts.rank,
             world_size=session.facts.world_size,
             group=session.groups.host,
-            options=options_of(plan.checkpoint.options),
+            options=options,
         )
+        self._watch = StorageWatch(self.manager.health, session.telemetry.event, limit_s=options.stall_s) if session.is_first else None
 
     def __enter__(self) -> Self:
+        if self._watch is not None:
+            self._watch.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._watch is not None:
+            self._watch.__exit__(kind, error, traceback)
         self.manager.close(5.0 if error is None else 0.5)
 
     def restore(self, checkpoint_id: str, tensors: Mapping[str, torch.Tensor]) -> Restored | None:
