@@ -38,6 +38,7 @@ from samite_operators.install.upgrade import check_upgrade
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 CHART = REPOSITORY / "helm" / "samite"
+DEFINITIONS = [f"{plural}.samite.dev" for plural in ("clustertrainingruntimes", "nodeblames", "trainingruns", "trainingruntimes")]
 HOME, TEAM = "samite-system", "team-a"
 VALUES = [f"--namespace={HOME}", f"--set=scope.namespaces={{{TEAM}}}", "--set=limits.maxWorkers=8", "--set=limits.maxRunsPerNamespace=0"]
 
@@ -94,10 +95,16 @@ def release_folder(kubectl: Kubectl, folder: Path, name: str) -> Path:
 
 def test_the_operator_trains_recovers_and_clears_away_with_exactly_the_chart_s_roles(server: Kubectl, tmp_path: Path):
     """Any request that is refused for want of a right shows in its log, and fails this."""
-    api = connect(kubeconfig=str(server.kubeconfig))
+    api = connect(kubeconfig=str(server.kubeconfig), timeout_s=30)
     (tmp_path / "checkpoints").mkdir()
     log = tmp_path / "operator.log"
-    settings = {"SAMITE_NAMESPACES": TEAM, "SAMITE_ORPHAN_SECONDS": "2", "SAMITE_ORPHAN_GRACE_SECONDS": "2", "SAMITE_RESYNC_SECONDS": "5"}
+    settings = {
+        "SAMITE_NAMESPACES": TEAM,
+        "SAMITE_ORPHAN_SECONDS": "2",
+        "SAMITE_ORPHAN_GRACE_SECONDS": "2",
+        "SAMITE_RESYNC_SECONDS": "5",
+        "SAMITE_LEASE_SECONDS": "60",
+    }
     with (
         PlayedWorld(ServerApi(api), tmp_path / "checkpoints", tick_s=0.25) as world,
         OperatorProcess(account(server, "samite-operator", tmp_path), log, played_ray=world.dashboard_url, **settings) as operator,
@@ -125,7 +132,7 @@ def phase(api: RealApi) -> str:
 
 def test_as_the_operator_the_release_s_own_test_finds_every_right_and_none_too_many(server: Kubectl, tmp_path: Path):
     release = Release.read(release_folder(server, tmp_path, "samite-test"))
-    findings = self_test(connect(kubeconfig=str(account(server, "samite-operator", tmp_path))), release)
+    findings = self_test(connect(kubeconfig=str(account(server, "samite-operator", tmp_path)), timeout_s=30), release)
     assert findings.problems == []
     assert len(release.rights) > 40
 
@@ -136,7 +143,7 @@ def test_the_release_s_own_test_sees_a_right_that_was_taken_away(server: Kubectl
     fewer = [rule for rule in role["rules"] if rule["resources"] != ["pods"]]
     server.within(TEAM)("patch", "role", "samite-operator", "--type=merge", "-p", json.dumps({"rules": fewer}))
     try:
-        api = connect(kubeconfig=str(account(server, "samite-operator", tmp_path)))
+        api = connect(kubeconfig=str(account(server, "samite-operator", tmp_path)), timeout_s=30)
         until(lambda: len(self_test(api, release).problems) == 4, "the authorizer to see the change", limit_s=20)
         assert all(f"pods in {TEAM}" in problem for problem in self_test(api, release).problems)
     finally:
@@ -145,9 +152,9 @@ def test_the_release_s_own_test_sees_a_right_that_was_taken_away(server: Kubectl
 
 def test_as_the_operator_the_check_before_an_upgrade_sees_who_else_manages_a_definition(server: Kubectl, tmp_path: Path):
     release = Release.read(release_folder(server, tmp_path, "samite-check"))
-    api = connect(kubeconfig=str(account(server, "samite-operator", tmp_path)))
+    api = connect(kubeconfig=str(account(server, "samite-operator", tmp_path)), timeout_s=30)
     assert check_upgrade(api, release).problems == []
-    administrator = connect(kubeconfig=str(server.kubeconfig))
+    administrator = connect(kubeconfig=str(server.kubeconfig), timeout_s=30)
     bare = {"apiVersion": CRD.api_version, "kind": CRD.kind, "metadata": {"name": "nodeblames.samite.dev"}}
     administrator.apply(CRD, "", {**bare, "spec": {"conversion": {"strategy": "None"}}})
     (problem,) = check_upgrade(api, release).problems
@@ -269,6 +276,29 @@ def test_a_run_that_is_beyond_a_limit_that_was_lowered_can_still_be_suspended_an
         team("delete", "trainingrun", "old", "--as=alice")
     finally:
         upgrade("upgrade", "samite", str(CHART), "--no-hooks", *VALUES)
+
+
+def kept(server: Kubectl) -> dict[str, str]:
+    """What must outlive upgrades and the release itself."""
+    found = {item["metadata"]["name"]: item["metadata"]["uid"] for item in server.within(TEAM).items("trainingruns")}
+    found |= {name: server.get("crd", name)["metadata"]["uid"] for name in DEFINITIONS}
+    return found | {"key": server.within(HOME).get("secret", "samite-token-key")["data"]["key"]}
+
+
+def test_definitions_runs_and_the_key_outlive_upgrade_uninstall_and_a_second_install(server: Kubectl, team: Kubectl, tmp_path: Path):
+    release = helm(server, tmp_path)
+    create(team, run_document("survivor"))
+    before = kept(server)
+    assert len(before) > len(DEFINITIONS) + 1
+    release("upgrade", "samite", str(CHART), "--no-hooks", *VALUES, "--set=operator.turnSeconds=1")
+    assert kept(server) == before
+    release("uninstall", "samite", f"--namespace={HOME}", "--no-hooks")
+    assert kept(server) == before
+    kinds = "clusterroles,clusterrolebindings,roles,rolebindings,validatingadmissionpolicies,mutatingadmissionpolicies,deployments,services"
+    left = server("get", kinds, "--all-namespaces", "-l", "app.kubernetes.io/instance=samite,helm.sh/chart", "-o", "name").split()
+    assert [name for name in left if "runtimes" not in name] == []
+    release("install", "samite", str(CHART), "--no-hooks", *VALUES)
+    assert kept(server) == before
 
 
 def run_document(name: str, **spec: Any) -> dict[str, Any]:
