@@ -35,7 +35,8 @@ from samite.engines.kuberay.cluster import ray_cluster
 from samite.engines.kuberay.engine import KubeRayEngine
 from samite.engines.kuberay.features import Features
 from samite.engines.kuberay.runtime import PodSettings, Queue, Runtime
-from samite.lifecycle import Memory, ReleaseCluster, RequestCheckpoint, RunPlan, StartCluster
+from samite.lifecycle import Memory, ReleaseCluster, ReplaceNode, RequestCheckpoint, RunPlan, Source, StartCluster
+from samite.lifecycle.evidence import Evidence
 from samite.spec.lease import CONTROL, SUBMISSION, lease_name
 from samite.spec.stored import run_from_object
 
@@ -292,3 +293,27 @@ def test_lists_come_in_pages_with_the_version_of_the_first(api: RealApi, monkeyp
     assert len(found.items) == 5
     assert int(found.resource_version) > 0
     assert api.requests - before == 3
+
+
+def test_a_pod_that_stays_terminating_on_a_lost_node_goes_on_two_facts(api: RealApi, run: dict[str, Any], server: Kubectl):
+    engine, plan = engine_of(api), plan_of(run)
+    assert engine.apply(run, plan, [start()], runtime=Runtime()) == []
+    server.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "kb1"}})
+    condition = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "lastHeartbeatTime": None}
+    api.patch(NODE, "", "kb1", {"status": {"conditions": [condition]}}, subresource="status")
+    labels = {names.RUN_UID: run["metadata"]["uid"], names.CLUSTER: "demo-s00-1f2e3", names.ROLE: "worker"}
+    spec = {"nodeName": "kb1", "serviceAccountName": "demo-worker", "containers": [{"name": "ray-worker", "image": "x"}]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "w1", "namespace": NAMESPACE, "labels": labels}, "spec": spec}
+    made = api.create(POD, NAMESPACE, pod)
+    api.delete(POD, NAMESPACE, "w1", uid=made["metadata"]["uid"])
+    assert api.get(POD, NAMESPACE, "w1")["metadata"]["deletionTimestamp"]
+    facts = (
+        Evidence(source=Source.KUBERNETES, subject="node w1", says="kb1 is not Ready"),
+        Evidence(source=Source.RAY_NODE, subject="node w1", says="Ray reports the node dead"),
+    )
+    action = ReplaceNode(cluster_id="demo-s00-1f2e3", node="w1", replacement="n2", reason="lost", evidence=facts)
+    assert engine.apply(run, plan, [action], runtime=Runtime()) == []
+    with pytest.raises(GoneApiError):
+        api.get(POD, NAMESPACE, "w1")
+    engine.close()
+    server("delete", "node", "kb1")
