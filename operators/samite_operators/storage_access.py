@@ -21,7 +21,6 @@ from samite.errors import NotAllowedError, SamiteError
 _logger = logging.getLogger(__name__)
 StorageOf = Callable[[Mapping[str, Any]], Store]
 REFRESH_S = 600.0
-_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 T = TypeVar("T")
 
 
@@ -43,7 +42,7 @@ class RunStores:
             if store is None:
                 namespace = run["metadata"]["namespace"]
                 store = self._stores[key] = RotatingStore(
-                    lambda: open_store(key[1], options_of(checkpoint, self._keys(namespace, checkpoint))), clock=self._clock
+                    lambda: open_store(key[1], options_of(checkpoint, self._secret(namespace, checkpoint))), clock=self._clock
                 )
             return store
 
@@ -52,27 +51,27 @@ class RunStores:
         with self._lock:
             self._stores = {key: store for key, store in self._stores.items() if key[0] != uid}
 
-    def _keys(self, namespace: str, checkpoint: Mapping[str, Any]) -> tuple[str, str]:
+    def _secret(self, namespace: str, checkpoint: Mapping[str, Any]) -> dict[str, str]:
+        """The variables in the Secret that the run names, as its pods get them; nothing if it may not be read."""
         name = (checkpoint.get("credentials") or {}).get("secretName")
         if name not in self._readable:
-            return "", ""
+            return {}
         try:
             data = self._api.get(SECRET, namespace, name).get("data") or {}
-            access, secret = (base64.b64decode(data.get(key, "")).decode() for key in _KEYS)
+            return {key: base64.b64decode(value).decode() for key, value in data.items()}
         except (SamiteError, ValueError) as error:
             _logger.info("Secret %s/%s was not read, the operator's own storage rights are used: %s", namespace, name, error)
-            return "", ""
-        return access, secret
+            return {}
 
 
-def options_of(checkpoint: Mapping[str, Any], keys: tuple[str, str]) -> StoreOptions:
-    """Options for `open_store` from `spec.checkpoint`."""
+def options_of(checkpoint: Mapping[str, Any], secret: Mapping[str, str]) -> StoreOptions:
+    """Options for `open_store` from `spec.checkpoint`, and from the variables of its Secret where the spec is silent."""
     return StoreOptions(
-        endpoint=checkpoint.get("endpoint") or "",
-        region=checkpoint.get("region") or "",
+        endpoint=checkpoint.get("endpoint") or secret.get("AWS_ENDPOINT_URL_S3") or secret.get("AWS_ENDPOINT_URL") or "",
+        region=checkpoint.get("region") or secret.get("AWS_REGION") or secret.get("AWS_DEFAULT_REGION") or "",
         insecure=bool(checkpoint.get("insecure")),
-        access_key=keys[0],
-        secret_key=keys[1],
+        access_key=secret.get("AWS_ACCESS_KEY_ID", ""),
+        secret_key=secret.get("AWS_SECRET_ACCESS_KEY", ""),
         connections=2,
     )
 

@@ -70,6 +70,18 @@ def test_settings_are_what_the_operator_reads(objects: list[Document]):
     assert set(settings) <= documented
 
 
+def test_the_operator_is_told_of_the_secrets_that_its_role_lets_it_read(helm: Helm):
+    from samite_operators.settings import Settings
+
+    objects = helm.objects(sets=['storage.secretNames=["team-s3","other-s3"]'])
+    settings = next(item["data"] for item in of_kind(objects, "ConfigMap") if "SAMITE_NAMESPACES" in item["data"])
+    read = Settings.from_environment({**settings, "SAMITE_OPERATOR_NAMESPACE": NAMESPACE})
+    rules = [
+        rule for role in of_kind(objects, "Role") for rule in role["rules"] if rule["resources"] == ["secrets"] and "get" in rule["verbs"]
+    ]
+    assert {frozenset(rule["resourceNames"]) for rule in rules} == {read.storage_secrets} == {frozenset({"team-s3", "other-s3"})}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["default", "cluster"])
 def test_every_supported_kubernetes_gets_the_same_objects(helm: Helm, name: str, version: str):

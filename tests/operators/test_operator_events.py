@@ -17,7 +17,7 @@ from samite_operators.liveness import Vitals
 from samite_operators.metering import MeteredApi
 from samite_operators.orphans import OrphanSweep
 from samite_operators.settings import Settings
-from samite_operators.storage_access import RotatingStore, RunStores
+from samite_operators.storage_access import RotatingStore, RunStores, options_of
 from samite_operators.telling import Teller
 
 RUN: dict[str, Any] = {
@@ -175,16 +175,16 @@ def test_credentials_come_from_the_runs_secret_and_a_rotated_one_is_read_again()
     stores = RunStores(api, readable=frozenset({"s3"}))
     checkpoint = {"uri": "s3://bucket/demo", "credentials": {"secretName": "s3"}}
     secret("old")
-    assert stores._keys("team-a", checkpoint) == ("old", "old")
+    assert stores._secret("team-a", checkpoint)["AWS_SECRET_ACCESS_KEY"] == "old"
     secret("new")
-    assert stores._keys("team-a", checkpoint) == ("new", "new")
-    assert stores._keys("team-a", {"uri": "s3://bucket/demo"}) == ("", "")
+    assert stores._secret("team-a", checkpoint)["AWS_SECRET_ACCESS_KEY"] == "new"
+    assert stores._secret("team-a", {"uri": "s3://bucket/demo"}) == {}
 
 
 def test_a_secret_that_the_operator_was_not_told_to_read_is_not_asked_for():
     api = FakeApi()
     checkpoint = {"uri": "s3://bucket/demo", "credentials": {"secretName": "theirs"}}
-    assert RunStores(api, readable=frozenset({"s3"}))._keys("team-a", checkpoint) == ("", "")
+    assert RunStores(api, readable=frozenset({"s3"}))._secret("team-a", checkpoint) == {}
     assert api.calls == []
 
 
@@ -286,3 +286,16 @@ def test_maintenance_sweeps_nothing():
     sweep.sweeper.sweep()
     sweep.clock.now_s = 700.0
     assert sweep.sweeper.sweep() == []
+
+
+def test_the_secret_says_where_the_storage_is_when_the_spec_does_not():
+    secret = {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_REGION": "eu-1",
+        "AWS_ENDPOINT_URL_S3": "http://s3.team.svc:8333",
+    }
+    found = options_of({"uri": "s3://bucket/demo", "insecure": True}, secret)
+    assert (found.endpoint, found.region, found.access_key, found.secret_key) == ("http://s3.team.svc:8333", "eu-1", "a", "b")
+    assert options_of({"endpoint": "https://given:9000", "region": "us-2"}, secret).endpoint == "https://given:9000"
+    assert options_of({"endpoint": "https://given:9000", "region": "us-2"}, secret).region == "us-2"
