@@ -59,7 +59,7 @@ def measure(folder: Path, *, runs: int, seconds: float, turn_s: float) -> dict[s
             ServerApi(connect(kubeconfig=str(kubectl.kubeconfig), timeout_s=30.0)), folder / "checkpoints", machines=8, tick_s=2.0
         )
         world.training.checkpoint_every = 50
-        settings = {"SAMITE_TURN_SECONDS": str(turn_s), "SAMITE_LEASE_SECONDS": "15"}
+        settings = {"SAMITE_TURN_SECONDS": str(turn_s), "SAMITE_LEASE_SECONDS": "60"}  # nobody starts it again here
         with world, OperatorProcess(kubectl.kubeconfig, folder / "operator.log", played_ray=world.dashboard_url, **settings) as operator:
             operator.wait_ready(limit_s=120)
             began_s = time.monotonic()
@@ -101,6 +101,7 @@ def _wait_running(api: Any, runs: int, operator: OperatorProcess) -> None:
         if phases.count("Running") == runs:
             return
         print(f"{phases.count('Running')} of {runs} runs train", file=sys.stderr)
+        assert operator.process.poll() is None, f"the operator has ended\n{operator.log.read_text()[-3000:]}"
         assert time.monotonic() < ends_s, f"{phases}\n{operator.log.read_text()[-3000:]}"
         time.sleep(5.0)
 

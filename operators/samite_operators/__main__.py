@@ -166,6 +166,8 @@ def set_up_logging(settings: Settings) -> None:
     quiet: Callable[[str], None] = lambda name: logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))  # noqa: E731
     for name in ("kopf", "kubernetes", "urllib3", "aiohttp", "asyncio", "botocore", "boto3"):
         quiet(name)
+    # A full pool only means a new connection.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":
