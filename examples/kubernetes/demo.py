@@ -143,10 +143,14 @@ def train(demo: Demo, target: Target, began_s: float) -> int:
 
 
 def worker_pod(target: Target) -> str:
-    """A worker that trains: the pod of rank 1."""
-    found = json.loads(kubectl(target, "-n", TEAM, "get", "lease", f"{RUN}-heartbeat", "-o", "json"))
-    beats = json.loads(found["metadata"]["annotations"]["samite.dev/heartbeats"])
-    return str(next(beat["node"] for beat in (beats["ranks"] if isinstance(beats, dict) else beats) if beat["rank"] == 1))
+    """A pod that trains, on a node that has neither the Ray head nor the storage: losing those is another story (L3; an S3 server of one pod)."""
+    lease = json.loads(kubectl(target, "-n", TEAM, "get", "lease", f"{RUN}-heartbeat", "-o", "json"))
+    beats = json.loads(lease["metadata"]["annotations"]["samite.dev/heartbeats"])
+    training = [str(beat["node"]) for beat in (beats["ranks"] if isinstance(beats, dict) else beats)]
+    pods = json.loads(kubectl(target, "-n", TEAM, "get", "pods", "-o", "json"))["items"]
+    machine = {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in pods}
+    others = {machine[name] for name in machine if name.startswith("samite-s3") or "-head-" in name}
+    return next((name for name in training if machine.get(name) not in others), training[-1])
 
 
 @contextlib.contextmanager
