@@ -85,7 +85,8 @@ class Catalog:
     def list(self) -> list[Entry]:
         """All of them, newest first, whatever their state. Raises NotAllowedError if storage refuses: a refusal is not an empty list."""
         fences = read_fences(self.store)
-        return sorted((self._entry(one, fences) for one in self._ids()), key=lambda entry: entry.order, reverse=True)
+        found = (entry for one in self._ids() if (entry := self._entry(one, fences)) is not None)
+        return sorted(found, key=lambda entry: entry.order, reverse=True)
 
     def newest_committed(self) -> Entry | None:
         """The newest one that counts, unverified or not; None if nothing was ever committed."""
@@ -113,8 +114,8 @@ class Catalog:
         fences = read_fences(self.store)
         epochs = {one: parsed.epoch for one in self._ids() if (parsed := CheckpointId.parse(one)) is not None}
         for epoch in sorted(set(epochs.values()), reverse=True):
-            entries = [self._entry(one, fences) for one in epochs if epochs[one] == epoch]
-            entries = [entry for entry in entries if entry.usable or entry.state in {State.DAMAGED, State.FOREIGN}]
+            found = (entry for one in epochs if epochs[one] == epoch and (entry := self._entry(one, fences)) is not None)
+            entries = [entry for entry in found if entry.usable or entry.state in {State.DAMAGED, State.FOREIGN}]
             for entry in sorted(entries, key=lambda entry: entry.order, reverse=True):
                 if entry.state is State.FOREIGN:
                     raise UnknownFormatError(entry.reason)
@@ -128,7 +129,7 @@ class Catalog:
         """One checkpoint; raises NotFoundError with those that exist."""
         if CheckpointId.parse(checkpoint_id) is not None:
             found = self._entry(checkpoint_id, read_fences(self.store))
-            if found.state is not State.WRITING or any(self.store.children(checkpoint_prefix(checkpoint_id))):
+            if found is not None:
                 return found
         newest = ", ".join(entry.checkpoint_id for entry in self.list()[:3]) or "none"
         raise NotFoundError(f"{self.store.uri}: no checkpoint {checkpoint_id!r}; newest here: {newest}")
@@ -196,10 +197,13 @@ class Catalog:
         names = (name.rstrip("/") for name in self.store.children(CHECKPOINTS))
         return [name for name in names if CheckpointId.parse(name) is not None]
 
-    def _entry(self, checkpoint_id: str, fences: Sequence[Fence]) -> Entry:
+    def _entry(self, checkpoint_id: str, fences: Sequence[Fence]) -> Entry | None:
+        """None if nothing is there: deleted since it was listed, or a folder that a storage keeps when all in it is gone."""
         parsed = CheckpointId.parse(checkpoint_id)
         assert parsed is not None
         names = set(self.store.children(checkpoint_prefix(checkpoint_id)))
+        if not names:
+            return None
         state, reason, manifest = State.WRITING, "", None
         if ABORTED in names:
             state, reason = State.ABORTED, self._text(checkpoint_id, ABORTED)
@@ -231,7 +235,8 @@ class Catalog:
         )
 
     def _modified(self, checkpoint_id: str) -> float:
-        return max((info.modified_unix_s for info in self.store.list(checkpoint_prefix(checkpoint_id))), default=0.0)
+        # Gone while it was looked at: not old, or it would be deleted once more and called stale.
+        return max((info.modified_unix_s for info in self.store.list(checkpoint_prefix(checkpoint_id))), default=time.time())
 
     def _reason(self, checkpoint_id: str) -> str:
         text = self._text(checkpoint_id, QUARANTINED)

@@ -10,8 +10,8 @@ from samite.checkpoint.envelope import UnknownFormatError, seal, unseal
 from samite.checkpoint.handover import commit_document, read_document
 from samite.checkpoint.layout import SessionId, checkpoint_key
 from samite.checkpoint.manifest import Manifest
-from samite.checkpoint.retention import KeepPolicy, carry_out, plan_for, retention_plan
-from samite.checkpoint.store import MemoryStore
+from samite.checkpoint.retention import KeepPolicy, carry_out, delete_checkpoint, plan_for, retention_plan
+from samite.checkpoint.store import MemoryStore, open_store
 from samite.checkpoint.store.faulty import Action, Fault, FaultyStore
 from samite.errors import CheckpointDamagedError, ConflictError, NotFoundError, TemporaryError
 
@@ -206,3 +206,15 @@ def test_a_marker_that_cannot_be_written_takes_nothing_from_the_verdict(store, a
     assert report.ok
     assert report.unmarked
     assert catalog.find(checkpoint_id).state is State.COMMITTED
+
+
+def test_a_folder_that_storage_keeps_after_all_in_it_is_gone_is_no_checkpoint(tmp_path):
+    place = open_store((tmp_path / "run").as_uri())
+    first, second = commit_some(place, 1, 2)
+    delete_checkpoint(place, first)
+    (tmp_path / "run" / "ckpt" / first).mkdir(exist_ok=True)
+    catalog = Catalog(place)
+    assert [one.checkpoint_id for one in catalog.list()] == [second]
+    assert [one.entry.checkpoint_id for one in plan_for(catalog, KeepPolicy(stale_after_s=0.0))] == [second]
+    with pytest.raises(NotFoundError):
+        catalog.entry(first)
