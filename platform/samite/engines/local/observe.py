@@ -216,7 +216,7 @@ class Observer:
         while len(samples) > 2 and now_s - samples[1][0] >= ACTIVITY_WINDOW_S:
             samples.popleft()
         window_s = now_s - samples[0][0]
-        return ((cpu_s - samples[0][1]) / window_s, window_s) if window_s >= 1.0 else (None, 0.0)
+        return (max(0.0, cpu_s - samples[0][1]) / window_s, window_s) if window_s >= 1.0 else (None, 0.0)
 
     def _read_events(self) -> None:
         for document in self._events.poll():

@@ -32,6 +32,7 @@ class Activity:
     """What a process did so far. `stopped` is true after SIGSTOP."""
 
     cpu_s: float
+    """Seconds of processor time that it used or waited for. Who waits for a processor on a busy machine is not idle, and no hang."""
     stopped: bool
 
 
@@ -65,11 +66,20 @@ def exit_status(process: ProcessId) -> int | None:
 
 
 def activity(pid: int) -> Activity | None:
-    """CPU time that `pid` used so far and whether it is stopped; None if it does not run."""
+    """Processor time that `pid` used or wanted so far, and whether it is stopped; None if it does not run."""
     stat = _stat(pid)
     if stat is None or stat.state in "ZX":
         return None
-    return Activity(cpu_s=stat.cpu_ticks / _TICKS_PER_S, stopped=stat.state in "Tt")
+    return Activity(cpu_s=stat.cpu_ticks / _TICKS_PER_S + _waited_s(pid), stopped=stat.state in "Tt")
+
+
+def _waited_s(pid: int) -> float:
+    """Seconds that the threads of `pid` were ready to run and had no processor; 0 where the kernel does not say."""
+    waited_ns = 0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread that ends meanwhile
+            waited_ns += int(file.read_text(encoding="ascii").split()[1])
+    return waited_ns / 1e9
 
 
 def kill_node(leader: ProcessId, *, run_uid: str, node: str) -> None:
