@@ -1,7 +1,8 @@
 # Samite's commands. Everything needs only git, make and Python 3.11+; the environment is made on first use from uv.lock.
 #
 #   make demo       train a tiny K3-style model on two nodes, lose one, recover, and see the report
-#   make test       the whole suite
+#   make test       the whole suite;  make drills the long recovery drills;  make soak-local random kills, 20 rounds
+#   make demo-kubernetes   the same on a real Kubernetes;  make cluster-tools builds one in a box,  make test-cluster tests in it
 #   make lint       format check, lint, types, import contracts
 #   make bench      benchmarks (ratios in one run)
 #   make test-gpu   kernels and the small model on one CUDA GPU;  make bench-gpu times the kernels there
@@ -15,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 .PHONY: help setup demo demo-kubernetes test test-fast drills lint format bench soak-local test-gpu bench-gpu clean
 help:
-	@sed -n '2,9s/^# \{0,1\}//p' Makefile
+	@sed -n '2,10s/^# \{0,1\}//p' Makefile
 
 setup: $(STAMP)
 

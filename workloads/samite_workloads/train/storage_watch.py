@@ -11,7 +11,7 @@ from typing import Self
 
 from samite_workloads.checkpoint.results import Health
 
-Tell = Callable[..., None]
+Tell = Callable[..., object]
 
 
 class StorageWatch:
