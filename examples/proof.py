@@ -65,8 +65,8 @@ class Demo:
             if not last < first:
                 self.problems.append(f"the loss on {name} did not fall: {first:.3f} -> {last:.3f}")
 
-    def summary(self, status: dict[str, Any], report: str, *, took_s: float) -> None:
-        """Six lines, and where the report is."""
+    def summary(self, status: dict[str, Any], report: str, *, took_s: float, since: str = "the kill") -> None:
+        """Six lines, and where the report is. `since`: what the engine's seconds are counted from."""
         progress, recoveries = status["progress"], status.get("recoveries", [])
         parts = ("detectS", "restartS", "loadS", "firstStepS")
         say("")
@@ -75,7 +75,7 @@ class Demo:
         say(f"restarts          {len(recoveries)}   ({', '.join(r['failureClass'] + ' at L' + str(r['level']) for r in recoveries)})")
         for recovery in recoveries[-1:]:
             seconds = {part: float(recovery[part]) for part in parts}
-            say(f"detected in       {seconds['detectS']:.1f} s   recovered in {sum(seconds.values()):.1f} s after the kill")
+            say(f"detected in       {seconds['detectS']:.1f} s   recovered in {sum(seconds.values()):.1f} s after {since}")
         say(f"recomputed steps  {status.get('recomputedSteps', 0)}")
         say(f"effective time    {status['ettr']['percent'] or 0.0:.1f} % of the wall time was training that counts")
         say(f"\nreport            {report}")

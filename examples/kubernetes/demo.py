@@ -138,7 +138,7 @@ def train(demo: Demo, target: Target, began_s: float) -> int:
     with client.records(handle) as records:
         demo.prove(status, records, corpus_of_home())
     report = demo.samite("report", RUN).strip()
-    demo.summary(status, report, took_s=time.monotonic() - began_s)
+    demo.summary(status, report, took_s=time.monotonic() - began_s, since="the first sign of it")
     return 1 if demo.problems else 0
 
 

@@ -6,6 +6,7 @@ Prints one line a round, a table at the end, and exits 1 if any round failed. `-
 """
 
 import argparse
+import itertools
 import random
 import statistics
 import sys
@@ -54,9 +55,11 @@ def main() -> int:
             weights, losses = run.final_weights(), run.losses()
         say(f"the unbroken run: {len(losses)} steps, {len(weights)} chunks of final weights")
         rounds = []
+        # Every fault at every moment comes up before any pair comes twice; their order and the step are left to the dice.
+        pairs: list[tuple[str, str]] = []
         for number in range(1, options.rounds + 1):
-            # Every fault comes up before any comes twice; the moment and the step are left to the dice.
-            fault, moment = FAULTS[(number - 1) % len(FAULTS)], dice.choice(MOMENTS)
+            pairs = pairs or dice.sample(list(itertools.product(FAULTS, MOMENTS)), len(FAULTS) * len(MOMENTS))
+            fault, moment = pairs.pop()
             played = play(Round(number=number, fault=fault, moment=moment), Path(place), corpus, dice, weights, losses)
             say(str(played))
             rounds.append(played)
@@ -93,7 +96,9 @@ def play(played: Round, place: Path, corpus: Path, dice: random.Random, weights:
 
 def wait_for_the_moment(run: LocalRun, moment: str, dice: random.Random) -> None:
     """Wait for a random step, and there for the asked moment."""
-    run.until_step(dice.randrange(2, 20), limit_s=LIMIT_S)
+    run.until_step(
+        dice.randrange(2, 18), limit_s=LIMIT_S
+    )  # the checkpoint that follows is never the run's last, which nothing needs to recover from
     if moment == "checkpoint":
         known = set((run.folder / "checkpoints" / "ckpt").glob("*"))
         run.until(
