@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from samite.telemetry import names
 from samite.telemetry.instruments import Instrument, Metric
+from samite.telemetry.prometheus import prometheus_name
 from samite.telemetry.records import Point
 
 if TYPE_CHECKING:
     from samite.telemetry.otlp import OtlpExport
 
 Labels = tuple[tuple[str, str], ...]
-_SUFFIX = {"s": "_seconds", "By": "_bytes", "1": "_ratio"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +110,6 @@ class Instruments:
             series.buckets[bisect_left(metric.buckets, value)] += 1
         else:
             series.value = value
-
-
-def prometheus_name(metric: Metric) -> str:
-    """`samite.step.duration` in seconds is `samite_step_duration_seconds`; counters end in `_total`, ratios in `_ratio`."""
-    name = metric.name.replace(".", "_") + _SUFFIX.get(metric.unit, "")
-    return name + "_total" if metric.instrument is Instrument.COUNTER else name
 
 
 def _family(metric: Metric, family: Mapping[Labels, _Series]) -> Iterator[str]:

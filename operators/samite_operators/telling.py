@@ -6,7 +6,8 @@ from typing import Any
 
 from samite.engines.kuberay.api import Document, ForbiddenApiError
 from samite.engines.local.signals import points
-from samite.lifecycle import Status
+from samite.lifecycle import Memory, RunPlan, Status
+from samite.telemetry.counted import points_of_event
 from samite_operators.events import EventPoster, EventRecords, record_of
 from samite_operators.instruments import Instruments, RunLabels
 from samite_operators.storage_access import StorageOf
@@ -23,6 +24,7 @@ class Teller:
     def event(self, run: Document, name: str, attributes: Mapping[str, Any], *, now_s: float, strict: bool = False) -> None:
         """One registered event. `strict`: ForbiddenApiError if the namespace takes no new objects; otherwise that is only logged."""
         record = record_of(run, name, attributes, now_s=now_s)
+        self._instruments.points(points_of_event(name, record.attributes), run=_labels(run))
         if ((run.get("spec") or {}).get("checkpoint") or {}).get("uri"):
             self._records.add(record, lambda: self._storage(run))
         try:
@@ -32,13 +34,16 @@ class Teller:
                 raise
             _logger.warning("event of run %s: %s", run["metadata"]["name"], error)
 
-    def signals(self, run: Document, before: Status | None, now: Status, *, due: bool) -> None:
+    def signals(self, run: Document, before: Status | None, now: Status, *, due: bool, plan: RunPlan, memory: Memory) -> None:
         """The run's metrics: changes always, standing values if they are `due`."""
-        metadata = run["metadata"]
-        labels = RunLabels(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
-        self._instruments.points(points(before, now, due=due), run=labels)
+        self._instruments.points(points(before, now, due=due, plan=plan, memory=memory), run=_labels(run))
 
     def forget(self, uid: str) -> None:
         """The run is gone."""
         self._records.forget(uid)
         self._instruments.forget(uid)
+
+
+def _labels(run: Document) -> RunLabels:
+    metadata = run["metadata"]
+    return RunLabels(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])

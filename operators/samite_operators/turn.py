@@ -25,6 +25,9 @@ from samite_operators.status import Note, StatusWriter, unpack, wanted_status, w
 
 _logger = logging.getLogger(__name__)
 SOON_S = 0.2
+HURRY_S = 1.0
+HURRY_FOR_S = 300.0
+"""A recovery is looked at this often, for so long: somebody waits for its next step, and what is read comes from the watches."""
 
 
 class Turns:
@@ -104,7 +107,7 @@ class Turns:
             engine.note_pod(pod)
         decision = self._decide(engine, document, planned, memory)
         stored = self._store(run, state, decision, memory=memory, runtime=chosen.pin, planned=planned)
-        self._tell(stored, state, decision)
+        self._tell(stored, state, decision, planned)
         if not services.may_act():
             return Next(in_s=services.settings.turn_s, outcome="conflict")
         services.ledger.note(stored, memory.blame, decision.memory.blame, policy=planned.plan.nodes)
@@ -176,14 +179,14 @@ class Turns:
             _logger.warning("run %s: %s", document["metadata"]["name"], problem.message)
         state.problems = tuple(problem.message for problem in problems if problem.permanent)
 
-    def _tell(self, run: Document, state: RunState, decision: Decision) -> None:
+    def _tell(self, run: Document, state: RunState, decision: Decision, planned: Planned) -> None:
         services = self._services
         for event in decision.events:
             self._post(run, event.name, event.attributes)
         for name, attributes in services.engine(run["metadata"]["namespace"]).take_events(state.uid):
             self._post(run, name, attributes)
         due = services.clock() - state.signalled_at_s >= services.settings.progress_s
-        services.teller.signals(run, state.status, decision.status, due=due)
+        services.teller.signals(run, state.status, decision.status, due=due, plan=planned.plan, memory=decision.memory)
         state.status = decision.status
         if due:
             state.signalled_at_s = services.clock()
@@ -240,8 +243,10 @@ class Turns:
 
     def _due_in_s(self, planned: Planned, decision: Decision, run: Document) -> float:
         settings = self._services.settings
+        recovery = decision.memory.recovery
         if not decision.settled:
-            return settings.turn_s
+            young = recovery is not None and decision.memory.now_s - recovery.decided_at_s < HURRY_FOR_S
+            return min(settings.turn_s, HURRY_S) if young else settings.turn_s
         kept_s = planned.run.spec.retention.ttl_seconds_after_finished
         if kept_s is None or decision.memory.phase not in TERMINAL:
             return settings.idle_s

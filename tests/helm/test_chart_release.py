@@ -10,7 +10,7 @@ import yaml
 from chart import CHART, CI_FILES, Helm, ci_file, of_kind, rules_text
 
 from samite.telemetry.metrics import OPERATOR_METRICS
-from samite_operators.instruments import prometheus_name
+from samite.telemetry.prometheus import prometheus_name
 
 LIMIT_BYTES = 800_000
 """A release is one Secret, and a Secret holds 1 MiB."""

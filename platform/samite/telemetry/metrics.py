@@ -137,11 +137,13 @@ CHECKPOINT_METRICS: tuple[Metric, ...] = (
         "samite.checkpoint.tier",
         buckets=STEP_BUCKETS_S,
     ),
-    _metric("samite.checkpoint.io", _COUNTER, "By", "reserved", "Bytes moved", "samite.io.direction", "samite.checkpoint.tier"),
-    _metric("samite.checkpoint.age", _GAUGE, "s", "reserved", "Time since the last verified commit"),
-    _metric("samite.checkpoint.interval", _GAUGE, "s", "reserved", "Time between commits that the spec asks for"),
+    _metric("samite.checkpoint.io", _COUNTER, "By", "checkpoint", "Bytes committed", "samite.io.direction", "samite.checkpoint.tier"),
+    _metric("samite.checkpoint.age", _GAUGE, "s", "supervisor", "Time since the newest commit, or since the start before the first one"),
+    _metric(
+        "samite.checkpoint.interval", _GAUGE, "s", "supervisor", "Time between commits that the spec asks for, at the present step time"
+    ),
     _metric("samite.checkpoint.step", _GAUGE, "{step}", "supervisor", "Step of the newest checkpoint", "samite.checkpoint.state"),
-    _metric("samite.checkpoint.verify.failures", _COUNTER, "{failure}", "reserved", "Checkpoints that failed to verify", "error.type"),
+    _metric("samite.checkpoint.verify.failures", _COUNTER, "{failure}", "supervisor", "Checkpoints that failed to verify"),
     _metric(
         "samite.storage.request.duration",
         _HISTOGRAM,
@@ -158,7 +160,7 @@ CHECKPOINT_METRICS: tuple[Metric, ...] = (
 RUN_METRICS: tuple[Metric, ...] = (
     _metric("samite.run.status", _COUNT, "{run}", "supervisor", "1 for the run's present phase, 0 for the others", "samite.run.state"),
     _metric(
-        "samite.stage.status", _COUNT, "{stage}", "reserved", "1 for the stage's present state, 0 for the others", "samite.stage.state"
+        "samite.stage.status", _COUNT, "{stage}", "supervisor", "1 for the stage's present state, 0 for the others", "samite.stage.state"
     ),
     _metric("samite.stage.progress", _GAUGE, "1", "supervisor", "Share of the stage's budget that is used"),
     _metric("samite.heartbeat.age", _GAUGE, "s", "supervisor", "Age of the oldest heartbeat", "samite.rank.group"),
@@ -169,13 +171,11 @@ RUN_METRICS: tuple[Metric, ...] = (
         "samite.attempts",
         _COUNTER,
         "{attempt}",
-        "reserved",
+        "supervisor",
         "Attempts that ended",
-        "samite.restart.level",
-        "samite.failure.class",
         "samite.attempt.outcome",
     ),
-    _metric("samite.attempts.without_commit", _GAUGE, "{attempt}", "reserved", "Attempts in a row without a new checkpoint"),
+    _metric("samite.attempts.without_commit", _GAUGE, "{attempt}", "supervisor", "Attempts in a row without a new checkpoint"),
     _metric("samite.failures", _COUNTER, "{failure}", "supervisor", "Failures", "samite.failure.class", "error.type"),
     _metric(
         "samite.detection.duration",
@@ -196,19 +196,22 @@ RUN_METRICS: tuple[Metric, ...] = (
         "samite.recovery.phase",
         buckets=RECOVERY_BUCKETS_S,
     ),
-    _metric("samite.restart.budget.usage", _GAUGE, "{restart}", "reserved", "Restarts used in the window", "samite.failure.class"),
-    _metric("samite.restart.budget.limit", _GAUGE, "{restart}", "reserved", "Restarts allowed in the window", "samite.failure.class"),
-    _metric("samite.node.spare.count", _COUNT, "{node}", "reserved", "Nodes kept ready"),
-    _metric("samite.node.excluded.count", _COUNT, "{node}", "reserved", "Nodes that are not used", "samite.exclusion.reason"),
+    _metric("samite.restart.budget.usage", _GAUGE, "{restart}", "supervisor", "Restarts used in the window", "samite.failure.class"),
+    _metric("samite.restart.budget.limit", _GAUGE, "{restart}", "supervisor", "Restarts allowed in the window", "samite.failure.class"),
+    _metric("samite.node.spare.count", _COUNT, "{node}", "supervisor", "Nodes kept ready"),
+    _metric("samite.node.excluded.count", _COUNT, "{node}", "supervisor", "Nodes that are not used"),
+    _metric("samite.node.strike.count", _COUNT, "{strike}", "supervisor", "Strikes of a node that has any", "samite.node"),
+    _metric("samite.queue.wait.age", _GAUGE, "s", "supervisor", "How long the run has been queued; 0 when it is not"),
     _metric(
         "samite.detector.status",
         _COUNT,
         "{detector}",
-        "reserved",
+        "supervisor",
         "1 for a detector's present state, 0 for the others",
         "samite.detector.name",
         "samite.detector.state",
     ),
+    _metric("samite.events", _COUNTER, "{event}", "all", "Events by name", "samite.event.name"),
     _metric("samite.telemetry.dropped", _COUNTER, "{item}", "all", "Telemetry that could not be delivered", "samite.telemetry.signal"),
 )
 

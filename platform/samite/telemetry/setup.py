@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from samite.telemetry import jsonlines
+from samite.telemetry.counted import points_of_event
 from samite.telemetry.events import EventLog, EventRecord
 from samite.telemetry.instruments import Severity
 from samite.telemetry.records import MetricRecord, Point
@@ -110,14 +111,20 @@ class Telemetry:
         """Record all values of optimizer step `step` (steps finished over the whole run) as one line."""
         self._write(step, points)
 
+    def record_points(self, points: Sequence[Point]) -> None:
+        """Record values that belong to no step as one line; none writes nothing."""
+        if points:
+            self._write(None, points)
+
     def event(
         self, name: str, /, severity: Severity | str | None = None, *, time_unix_s: float | None = None, **attributes: Any
     ) -> EventRecord:
-        """Emit one event (`EventLog.emit`), and send it as an OTLP log record with its event name."""
+        """Emit one event (`EventLog.emit`), send it as an OTLP log record with its event name, and count it (`counted.py`)."""
         log = self._events or EventLog(os.devnull, resource=self.resource)
         record = log.emit(name, severity, time_unix_s=time_unix_s, **attributes)
         if self._export is not None and not self._closed:
             self._export.event(record)
+            self._export.metrics(points_of_event(name, record.attributes), self.stage)
         return record
 
     @contextmanager

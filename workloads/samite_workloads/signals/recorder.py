@@ -45,7 +45,9 @@ class SignalRecorder:
         self._loss = SpikeDetector()
         self._grad_norm = SpikeDetector(limit=grad_norm_mads)
         self._tight = False
-        self._pending: list[Point] = []
+        # A counter that begins with its first event shows no increase: a NaN would never raise an alert.
+        kinds = ("loss", "gradient")
+        self._pending: list[Point] = [Point("samite.numeric.nonfinites", 0, {"samite.tensor.kind": kind}) for kind in kinds]
 
     def step(self, measure: StepMeasure, *, extra: Sequence[Point] = ()) -> None:
         """Write the metrics of a finished step, with the samples that were taken in it, and look for spikes."""

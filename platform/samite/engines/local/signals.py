@@ -5,21 +5,27 @@ Made from two statuses in a row, so that a restarted supervisor neither repeats 
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from samite.lifecycle import Phase, Status
-from samite.lifecycle.memory import RecoveryRecord
+from samite.lifecycle import Phase, RunPlan, Status, blame, budgets
+from samite.lifecycle.memory import Memory, RecoveryRecord
+from samite.lifecycle.phases import TRAINING, FailureClass
 from samite.telemetry.records import Point
 
 PERIOD_S = 10.0
 """States are sent at least this often; changes at once."""
 
-_RECOVERY_PHASES = ("detect", "restart", "load", "first_step")
+_RECOVERY_PHASES = ("detect", "restart", "load", "first_step", "total")
 
 
-def points(before: Status | None, now: Status, *, due: bool) -> list[Point]:
-    """What to send after a turn: changes always, the standing values if they are `due`."""
+def points(before: Status | None, now: Status, *, due: bool, plan: RunPlan | None = None, memory: Memory | None = None) -> list[Point]:
+    """What to send after a turn: changes always, the standing values if they are `due`.
+
+    With the run's plan and memory also what only they know: budgets, age and interval of checkpoints, nodes, cycles without a commit.
+    """
     found = list(_changes(before, now))
     if due or before is None or before.phase is not now.phase:
         found += _standing(now)
+        if plan is not None and memory is not None:
+            found += _remembered(now, plan, memory)
     return found
 
 
@@ -52,6 +58,60 @@ def _standing(now: Status) -> Iterator[Point]:
         yield Point("samite.heartbeat.age", now.progress.updated_age_s, {"samite.rank.group": "all"})
     if now.last_checkpoint_step is not None:
         yield Point("samite.checkpoint.step", float(now.last_checkpoint_step), {"samite.checkpoint.state": "committed"})
+
+    for name in now.started_stages:
+        current = name == now.current_stage and now.phase is not Phase.SUCCEEDED
+        for state, holds in (("current", current), ("finished", not current)):
+            yield Point("samite.stage.status", float(holds), {"samite.stage.name": name, "samite.stage.state": state})
+    yield from _detectors(now)
+
+
+def _detectors(now: Status) -> Iterator[Point]:
+    """Whether the sources of evidence speak. Outside training nobody expects them to, and nothing is said of them."""
+    progressing, checkpoints = now.condition("Progressing"), now.condition("CheckpointHealthy")
+    blind = {
+        "heartbeat": progressing.reason == "NoHeartbeat",
+        "ray": progressing.reason == "HeartbeatOnly",
+        "storage": checkpoints.reason in ("Silent", "StorageFailing"),
+    }
+    training = now.phase in TRAINING
+    for name, is_blind in blind.items():
+        for state, holds in (("active", training and not is_blind), ("degraded", training and is_blind), ("off", not training)):
+            yield Point("samite.detector.status", float(holds), {"samite.detector.name": name, "samite.detector.state": state})
+
+
+def _remembered(now: Status, plan: RunPlan, memory: Memory) -> Iterator[Point]:
+    training = now.phase in TRAINING
+    yield Point("samite.attempts.without_commit", float(memory.cycles_without_commit) if training else 0.0)
+    for failure_class, budget in plan.restart.budgets.items():
+        attributes = {"samite.failure.class": failure_class.value}
+        yield Point("samite.restart.budget.limit", float(budget.limit), attributes)
+        yield Point("samite.restart.budget.usage", float(_used(plan, memory, failure_class)), attributes)
+    began_s = memory.started_at_s if memory.newest_commit_at_s is None else memory.newest_commit_at_s
+    if training and began_s is not None:
+        yield Point("samite.checkpoint.age", max(0.0, memory.now_s - began_s))
+    interval_s = _interval_s(now, plan)
+    if interval_s is not None:
+        yield Point("samite.checkpoint.interval", interval_s)
+    yield Point("samite.queue.wait.age", max(0.0, memory.now_s - memory.phase_since_s) if now.phase is Phase.QUEUED else 0.0)
+    yield Point("samite.node.excluded.count", float(len(now.excluded_nodes)))
+    for entry in memory.blame:
+        yield Point("samite.node.strike.count", blame.strikes_now(entry, plan.nodes, memory.now_s), {"samite.node": entry.node})
+    if training and plan.nodes.spares and memory.live is not None and now.nodes_ready is not None:
+        yield Point("samite.node.spare.count", float(max(0, now.nodes_ready - memory.live.num_nodes)))
+
+
+def _used(plan: RunPlan, memory: Memory, failure_class: FailureClass) -> int:
+    return len(budgets.counted(memory.spent, failure_class, budgets.budget_of(plan.restart, failure_class), memory.now_s))
+
+
+def _interval_s(now: Status, plan: RunPlan) -> float | None:
+    """Seconds between commits: as the spec says, or its steps at this attempt's step time; None as long as that is unknown."""
+    if plan.checkpoint.interval_s is not None:
+        return plan.checkpoint.interval_s
+    if plan.checkpoint.interval_steps is None or now.progress.step_s is None:
+        return None
+    return plan.checkpoint.interval_steps * now.progress.step_s
 
 
 def _new(before: Sequence[RecoveryRecord], now: Sequence[RecoveryRecord]) -> list[RecoveryRecord]:

@@ -116,7 +116,7 @@ class Supervisor:
             write_atomically(self.folder.memory_file, decision.memory.to_json() + "\n")
         for event in decision.events:
             self._telemetry.event(event.name, **event.attributes)
-        self._send(decision.status)
+        self._send(decision)
         self.folder.write_json(self.folder.status_file, self._status_document(decision))
         for action in decision.actions:
             try:
@@ -125,11 +125,11 @@ class Supervisor:
                 _logger.warning("%s did not succeed: %s", type(action).__name__, error)
         return decision
 
-    def _send(self, status: Status) -> None:
+    def _send(self, decision: Decision) -> None:
         due = time.monotonic() - self._sent_at_s >= signals.PERIOD_S
-        for point in signals.points(self._status, status, due=due):
-            self._telemetry.record(point.name, point.value, point.attributes)
-        self._status = status
+        found = signals.points(self._status, decision.status, due=due, plan=self._plan, memory=decision.memory)
+        self._telemetry.record_points(found)
+        self._status = decision.status
         if due:
             self._sent_at_s = time.monotonic()
 
