@@ -51,11 +51,11 @@ def queued(turn: Turn) -> None:
 def provisioning(turn: Turn) -> None:
     """Bring the cluster up, then submit."""
     capacity = ensure_cluster(turn)
-    if capacity.cannot_start:
+    if capacity.cannot_start and not capacity.possible:
         turn.goto(Phase.HELD, "CannotStart", capacity.cannot_start)
         turn.emit("samite.run.held", reason="CannotStart", message=capacity.cannot_start)
         return
-    late = turn.in_phase_s > turn.plan.detection.provision_s
+    late = turn.in_phase_s > turn.plan.detection.provision_s or bool(capacity.cannot_start)
     if capacity.complete or (late and capacity.possible):
         if next_attempt(turn, num_nodes=capacity.nodes):
             turn.goto(Phase.STARTING, "CapacityReady", f"{capacity.nodes} nodes")

@@ -115,14 +115,15 @@ def _prepare(turn: Turn) -> None:
         evict(turn, recovery.replace_nodes)
     known = recovery.failure.evidence if recovery.failure.lost_head else ()
     capacity = ensure_cluster(turn, fresh=fresh, evidence=(*head_evidence(turn), *known))
-    if capacity.cannot_start:
+    if capacity.cannot_start and not capacity.possible:
         _give_up(turn, "Hold", "CannotStart", capacity.cannot_start)
         return
     if capacity.queued:
         turn.remember_recovery(deadline_watched_s=max(recovery.deadline_watched_s, turn.watched_s + level_timeout_s(turn, recovery.level)))
         turn.wait_for(capacity.waiting_for)
         return
-    late = turn.watched_s > recovery.deadline_watched_s
+    # What will not come by waiting (a quota that shrank) is not waited for if the stage may go on without it.
+    late = turn.watched_s > recovery.deadline_watched_s or bool(capacity.cannot_start)
     # Ray's driver takes seconds to start; it waits for a node that is about to join, and finds it there when it needs it. Trusted once: an attempt
     # that waited in vain is a failure, and the next one starts when its nodes are there.
     coming = capacity.coming and recovery.level is Level.L2_ATTEMPT and turn.memory.cycles_without_commit <= 1

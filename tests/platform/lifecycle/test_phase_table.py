@@ -252,6 +252,30 @@ def test_a_cluster_that_cannot_start_is_held_with_the_reason_after_a_minute():
     assert 60.0 <= engine.world.now - began <= 63.0
 
 
+@pytest.mark.parametrize("recovering", [False, True], ids=["provisioning", "recovering"])
+def test_what_cannot_start_is_not_waited_for_if_the_stage_may_train_on_fewer_nodes(recovering: bool):
+    """A quota that shrank lets one of two workers run: the stage takes it after the same minute, instead of being held."""
+    plan = replace(PLAN, stages=tuple(replace(stage, min_workers=1) for stage in PLAN.stages))
+    engine = small_run(plan)
+    if recovering:
+        engine.run_until(Phase.RUNNING)
+        engine.run(5)
+        faults.kill_node(engine.world, 1)
+        engine.run_until(Phase.RECOVERING)
+    engine.world.node_up_s = 1e9 if recovering else 5.0
+    began = engine.world.now
+    for _ in range(300):
+        engine.world.tick()
+        seen = engine.look()
+        fewer = tuple(replace(item, nodes=item.nodes[:2], cannot_start="KubeRay cannot make pods: exceeded quota") for item in seen.cluster)
+        decision = engine.turn(replace(seen, cluster=fewer) if fewer else seen)
+        assert decision.status.phase is not Phase.HELD
+        if submits := [action for action in decision.actions if isinstance(action, Submit)]:
+            break
+    assert submits[0].num_workers == 1
+    assert engine.world.now - began < 90.0
+
+
 def test_a_cluster_that_does_not_come_up_in_time_is_replaced_and_then_held():
     engine = small_run(PLAN)
     engine.world.node_up_s = 1e9

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from samite.checkpoint.store.s3_keys import folder_provider, keys_folder
 from samite.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ _LOCAL_HOSTS = {"localhost", "::1"}
 
 
 def make_client(options: "S3Options") -> "S3Client":
-    """A client for `options`; makes no request."""
+    """A client for `options`; makes no request. Keys of a mounted Secret are read again for every request (`s3_keys`)."""
     import boto3
     from botocore.config import Config
 
@@ -31,6 +32,13 @@ def make_client(options: "S3Options") -> "S3Client":
     if options.access_key:
         arguments = {"aws_access_key_id": options.access_key, "aws_secret_access_key": options.secret_key}
     session = boto3.session.Session()
+    folder = None if options.access_key else keys_folder()
+    if folder is not None:
+        import botocore.session
+
+        base = botocore.session.get_session()
+        base.get_component("credential_provider").insert_before("env", folder_provider(folder))
+        session = boto3.session.Session(botocore_session=base)
     region = options.region or session.region_name or "us-east-1"
     return session.client(
         "s3",

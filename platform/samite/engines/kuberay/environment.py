@@ -6,12 +6,15 @@ Secrets come by reference only (`valueFrom`, `envFrom`): a literal would be show
 from collections.abc import Mapping
 from typing import Any
 
+from samite.checkpoint.store.s3_keys import FOLDER_VARIABLE
 from samite.engines.kuberay import names
 from samite.engines.kuberay.api import Document
 from samite.engines.kuberay.runtime import PodSettings, Runtime
 from samite.engines.local.ray_command import ray_environment
 from samite.spec.lease import lease_name
 
+KEYS_FOLDER = "/etc/samite/storage-keys"
+"""Where the Secret with the storage credentials is mounted: unlike variables, its files change with it."""
 _RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _NOT_HERE = ("RAY_AUTH_MODE", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER")
 """Set by the token's owner, and left to Ray: on Kubernetes nodes do get notices."""
@@ -33,6 +36,8 @@ def container_environment(run: Mapping[str, Any], cluster_id: str, runtime: Runt
         "USER": "samite",
         "LOGNAME": "samite",
     }
+    if credentials_secret(run):
+        plain[FOLDER_VARIABLE] = KEYS_FOLDER
     variables: list[Document] = [{"name": name, "value": value} for name, value in sorted(plain.items())]
     variables += [
         _from_field("SAMITE_NODE", "metadata.name"),
@@ -66,8 +71,13 @@ def literal_environment(run: Mapping[str, Any]) -> dict[str, str]:
 
 def credentials_source(run: Mapping[str, Any]) -> list[Document]:
     """`envFrom` with the storage credentials, if the spec names a Secret."""
-    secret = (run["spec"].get("checkpoint", {}).get("credentials") or {}).get("secretName")
+    secret = credentials_secret(run)
     return [{"secretRef": {"name": secret}}] if secret else []
+
+
+def credentials_secret(run: Mapping[str, Any]) -> str:
+    """Name of the Secret with the storage credentials; empty if the spec names none."""
+    return str((run["spec"].get("checkpoint", {}).get("credentials") or {}).get("secretName") or "")
 
 
 def _from_field(name: str, path: str) -> Document:

@@ -9,7 +9,7 @@ from typing import Any
 
 from samite.engines.kuberay import names
 from samite.engines.kuberay.api import Document
-from samite.engines.kuberay.environment import container_environment, credentials_source
+from samite.engines.kuberay.environment import KEYS_FOLDER, container_environment, credentials_secret, credentials_source
 from samite.engines.kuberay.runtime import PodSettings, Queue, Runtime
 
 START = 'ulimit -n "$(ulimit -H -n)"; eval "exec $KUBERAY_GEN_RAY_START_CMD"'
@@ -38,6 +38,7 @@ def head_template(run: Mapping[str, Any], cluster_id: str, stage_index: int, run
     }
     spec = _pod_spec(run, runtime, runtime.head, container)
     spec["automountServiceAccountToken"] = True
+    spec["affinity"] = away_from_workers(runtime.head.affinity, cluster_id)
     return _template(run, cluster_id, stage_index, runtime.head, spec, role="head", queue=runtime.queue)
 
 
@@ -81,6 +82,18 @@ def worker_template(
 def _liveness(port: int) -> Document:
     """Given so that KubeRay adds none of its own, which ask the dashboard. A connection is enough: Ray's processes end together."""
     return {"tcpSocket": {"port": port}, "initialDelaySeconds": 60, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 12}
+
+
+def away_from_workers(affinity: Mapping[str, Any], cluster_id: str) -> Document:
+    """`affinity` with the wish for a machine without a worker of this cluster: its loss would cost the driver as well as ranks (L3 instead of L2).
+
+    A wish counts both ways: workers that come later keep away from the head, too. On one machine everything still fits.
+    """
+    pods = dict(affinity.get("podAntiAffinity") or {})
+    term = {"labelSelector": {"matchLabels": {names.CLUSTER: cluster_id, names.ROLE: "worker"}}, "topologyKey": names.HOSTNAME_LABEL}
+    wishes = pods.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    pods["preferredDuringSchedulingIgnoredDuringExecution"] = [*wishes, {"weight": 100, "podAffinityTerm": term}]
+    return {**affinity, "podAntiAffinity": pods}
 
 
 def without_nodes(affinity: Mapping[str, Any], excluded: Iterable[str], avoided: Iterable[str] = ()) -> Document:
@@ -131,6 +144,8 @@ def _pod_spec(run: Mapping[str, Any], runtime: Runtime, settings: PodSettings, c
     volumes: list[Document] = [{"name": "samite-home", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}]
     if settings.shared_memory:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shared_memory}})
+    if secret := credentials_secret(run):
+        volumes.append({"name": "storage-keys", "secret": {"secretName": secret}})
     security: Document = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     if runtime.user is not None:
         security |= {"runAsUser": runtime.user, "runAsGroup": runtime.user, "fsGroup": runtime.user}
@@ -163,6 +178,9 @@ def _container(run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settin
     mounts: list[Document] = [{"name": "samite-home", "mountPath": names.HOME}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - an emptyDir
     if settings.shared_memory:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - an emptyDir
+    if credentials_secret(run):
+        # Beside the variables: these files follow the Secret while the pod runs.
+        mounts.append({"name": "storage-keys", "mountPath": KEYS_FOLDER, "readOnly": True})
     capabilities: Document = {"drop": ["ALL"]}
     if settings.capabilities:
         capabilities["add"] = list(settings.capabilities)

@@ -218,6 +218,27 @@ def test_excluded_nodes_are_left_out_of_every_alternative(run):
     assert cluster_of(run, excluded=("b", "a"))["metadata"]["annotations"]["samite.dev/excluded-nodes"] == "a,b"
 
 
+def test_the_head_keeps_away_from_the_workers_of_its_own_cluster_and_from_what_the_site_says(run):
+    own = {"weight": 7, "podAffinityTerm": {"topologyKey": "zone"}}
+    site = {
+        "nodeAffinity": {"x": 1},
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [own],
+            "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "rack"}],
+        },
+    }
+    for affinity, kept in (({}, []), (site, [own])):
+        head, worker = pod_specs(cluster_of(run, runtime=Runtime(head=PodSettings(affinity=affinity), worker=PodSettings())))
+        *others, wish = head["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        assert others == kept
+        assert wish["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+        labels = cluster_of(run)["spec"]["workerGroupSpecs"][0]["template"]["metadata"]["labels"]
+        assert wish["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= labels.items()
+        assert "podAntiAffinity" not in worker.get("affinity", {})
+    assert head["affinity"]["nodeAffinity"] == {"x": 1}
+    assert head["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] == [{"topologyKey": "rack"}]
+
+
 def test_kueue_is_asked_by_labels_and_topology_annotations(run):
     cluster = cluster_of(run, runtime=RUNTIMES["queued"])
     assert cluster["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
@@ -241,6 +262,16 @@ def test_secrets_come_by_reference_and_literals_stay_out_of_the_pods(make_run):
         assert variables(pod)["WANDB_API_KEY"] == {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "key"}}}
         assert "MODE" not in variables(pod)
         assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "s3-keys"}}]
+        # And as files, which follow a Secret that is rotated while the pod runs.
+        assert {"name": "storage-keys", "secret": {"secretName": "s3-keys"}} in pod["volumes"]
+        folder = variables(pod)["SAMITE_STORAGE_KEYS"]["value"]
+        assert {"name": "storage-keys", "mountPath": folder, "readOnly": True} in pod["containers"][0]["volumeMounts"]
+
+
+def test_a_run_without_a_secret_mounts_none(run):
+    for pod in pod_specs(cluster_of(run)):
+        assert "storage-keys" not in {volume["name"] for volume in pod["volumes"]}
+        assert "SAMITE_STORAGE_KEYS" not in variables(pod)
 
 
 def test_the_site_cannot_override_what_the_engine_sets(run):
