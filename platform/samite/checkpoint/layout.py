@@ -29,6 +29,9 @@ QUARANTINED = "QUARANTINED"
 PINNED = "PINNED"
 TOMBSTONE = "TOMBSTONE"
 
+RESERVED = ".dcp/"
+"""Tensor names that begin so are what PyTorch's distributed checkpoint keeps beside tensors, as bytes; no model may use them."""
+
 CHUNK_ALIGNMENT = 4096
 """Chunks of at least `SMALL_CHUNK_BYTES` begin at a multiple of this in their object."""
 SMALL_CHUNK_BYTES = 65536

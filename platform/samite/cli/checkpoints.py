@@ -1,34 +1,25 @@
-"""`samite checkpoints ls | show | verify | prune | pin | unpin`: what is stored, whether it is whole, and what may go."""
+"""`samite checkpoints ls | show | verify | prune | pin | unpin | import-dcp | export-dcp`: what is stored, whether it is whole, and what may go."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from samite.cli.checkpoint_options import EndpointOption, InsecureOption, RegionOption, SourceArgument, WhichArgument, open_catalog
+from samite.cli.checkpoints_dcp import export_dcp, import_dcp
 from samite.cli.output import Column, DryRunOption, OutputFormat, OutputOption, YesOption, hint, note, print_document, print_items, size
 
 if TYPE_CHECKING:
-    from samite.checkpoint import Catalog, Entry
+    from samite.checkpoint import Entry
 
 checkpoints = typer.Typer(help="List, inspect, verify, pin and prune checkpoints.", no_args_is_help=True, rich_markup_mode=None)
-
-SourceArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN|URI", help="A run's name, or where checkpoints are: a path, file://, s3:// or any fsspec URI.", show_default=False
-    ),
-]
-WhichArgument = Annotated[str, typer.Argument(metavar="[CHECKPOINT]", help="An id, a step, or latest.")]
-EndpointOption = Annotated[str, typer.Option("--endpoint", help="S3 service of an s3:// URI; a run brings its own.", show_default=False)]
-RegionOption = Annotated[str, typer.Option("--region", help="Region of an s3:// URI.", show_default=False)]
-InsecureOption = Annotated[bool, typer.Option("--insecure", help="Allow plain http to another machine, and unchecked certificates.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(checkpoints, name="checkpoints")
     checkpoints.command("ls")(ls)
-    for command in (show, verify, prune, pin, unpin):
+    for command in (show, verify, prune, pin, unpin, import_dcp, export_dcp):
         checkpoints.command()(command)
 
 
@@ -40,7 +31,7 @@ def ls(
     output: OutputOption = OutputFormat.table,
 ) -> None:
     """List checkpoints, newest first, with their state: writing, committed, verified, quarantined, fenced."""
-    catalog = _catalog(source, endpoint, region, insecure=insecure)
+    catalog = open_catalog(source, endpoint, region, insecure=insecure)
     entries = catalog.list()
     print_items(
         [_item(entry) for entry in entries],
@@ -64,7 +55,7 @@ def show(
     """Show one checkpoint: manifest, ranks with the checksum of each index, the run's own state; as YAML, or JSON with -o json."""
     from samite.cli.checkpoint_document import checkpoint_document
 
-    catalog = _catalog(source, endpoint, region, insecure=insecure)
+    catalog = open_catalog(source, endpoint, region, insecure=insecure)
     entry = catalog.find(which)
     print_document(_item(entry) | checkpoint_document(catalog, entry, tensors=tensors), output)
 
@@ -90,7 +81,7 @@ def verify(
 
     if lift and not full:
         raise UsageError("--lift-quarantine wants --full: only a checkpoint whose every byte is right may be used again")
-    catalog = _catalog(source, endpoint, region, insecure=insecure)
+    catalog = open_catalog(source, endpoint, region, insecure=insecure)
     wanted = {State.COMMITTED, State.VERIFIED, State.DAMAGED} | ({State.QUARANTINED} if lift else set())
     entries = [catalog.find(which)] if which else [entry for entry in catalog.list() if entry.state in wanted]
     items, damaged = [], []
@@ -132,7 +123,7 @@ def prune(
     """Show which old checkpoints would go and why; delete them with --yes. Never the newest verified, a pinned or a handed-over one."""
     from samite.checkpoint.retention import STALE_AFTER_S, KeepPolicy, carry_out, plan_for
 
-    catalog = _catalog(source, endpoint, region, insecure=insecure)
+    catalog = open_catalog(source, endpoint, region, insecure=insecure)
     if yes and not dry_run:
         catalog.newest_verified()  # at least one that is known to be whole must stay
     policy = KeepPolicy(last=keep_last, every_steps=keep_every, stage_final=keep_final, quarantined=not quarantined)
@@ -158,7 +149,7 @@ def pin(
     insecure: InsecureOption = False,
 ) -> None:
     """Keep a checkpoint, whatever retention says, until it is unpinned."""
-    catalog = _catalog(source, endpoint, region, insecure=insecure)
+    catalog = open_catalog(source, endpoint, region, insecure=insecure)
     entry = catalog.find(which)
     catalog.pin(entry.checkpoint_id, reason)
     note(f"pinned {entry.checkpoint_id}")
@@ -172,21 +163,10 @@ def unpin(
     insecure: InsecureOption = False,
 ) -> None:
     """Let retention decide about a checkpoint again."""
-    catalog = _catalog(source, endpoint, region, insecure=insecure)
+    catalog = open_catalog(source, endpoint, region, insecure=insecure)
     entry = catalog.find(which)
     catalog.unpin(entry.checkpoint_id)
     note(f"unpinned {entry.checkpoint_id}")
-
-
-def _catalog(source: str, endpoint: str, region: str, *, insecure: bool) -> "Catalog":
-    from samite.checkpoint import Catalog, StoreOptions, open_store
-
-    if "://" in source or source.startswith("/"):
-        return Catalog(open_store(source, StoreOptions(endpoint=endpoint, region=region, insecure=insecure)))
-    from samite.cli.place import find
-
-    client, run = find(source)
-    return Catalog(client.store(run))
 
 
 def _item(entry: "Entry") -> dict[str, Any]:

@@ -241,6 +241,46 @@ def stepped(step: int) -> dict[str, torch.Tensor]:
     return {"rows": rows, "r": torch.full((700_000,), float(step)), "s": torch.tensor(float(step))}
 
 
+def dcp_round_trip(uri: str) -> dict:
+    """PyTorch's own save and load, with our writer and reader, over every rank of this world."""
+    import torch.distributed.checkpoint as dcp
+
+    from samite_workloads.checkpoint.dcp import SamiteSavePlanner, SamiteStorageReader, SamiteStorageWriter
+
+    full = full_tensors()
+    if ARGUMENTS["save"]:
+        for step in (1, 2):
+            state = {"model": sharded({name: tensor.clone() for name, tensor in full.items()}), "note": {"step": step}}
+            dcp.save(
+                state, storage_writer=SamiteStorageWriter(uri, step=step, options=StoreOptions(durable=False)), planner=SamiteSavePlanner()
+            )
+        return {}
+    state = {"model": sharded({name: torch.zeros_like(tensor) for name, tensor in full.items()}), "note": {"step": 0}}
+    reader = SamiteStorageReader(uri)
+    dcp.load(state, storage_reader=reader)
+    wrong = [name for name, tensor in state["model"].items() if not torch.equal(whole(tensor), full[name])]
+    return {"wrong": wrong, "note": state["note"], "writers": reader.manifest.world_size}
+
+
+def dcp_rank_cannot_write(uri: str) -> dict:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    from samite_workloads.checkpoint.dcp import SamiteStorageWriter
+
+    store = FaultyStore(open_store(uri, StoreOptions(durable=False)))
+    if RANK == 1:
+        store.add(Fault("put", "*/data/*", Action.FULL))
+    reasons = []
+    for step in (1, 2):
+        try:
+            dcp.save({"model": sharded(full_tensors())}, storage_writer=SamiteStorageWriter(store, step=step))
+        except CheckpointException as error:
+            reasons.append(str(error))
+        store.clear()
+    return {"reasons": reasons}
+
+
 answer = globals()[globals()["SCENARIO"]](ARGUMENTS.pop("uri"))
 Path(globals()["RESULT"]).write_text(json.dumps(answer))
 if globals()["SCENARIO"] != "peer_dies":

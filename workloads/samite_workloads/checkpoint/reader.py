@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 import torch
 
 from samite.checkpoint.checksum import BLOCK_BYTES, crc64
-from samite.checkpoint.index import Chunk, RankIndex, TensorMeta
-from samite.checkpoint.layout import checkpoint_key
+from samite.checkpoint.index import Box, Chunk, RankIndex, TensorMeta
+from samite.checkpoint.layout import RESERVED, checkpoint_key
 from samite.checkpoint.manifest import Manifest
 from samite.checkpoint.store import MissingKeyError, Store
 from samite.checkpoint.verify import read_index
@@ -72,7 +72,11 @@ class StoredState:
     def unused(self, shards: Sequence[LocalShard], *, allow_unused: Sequence[str]) -> list[str]:
         """Stored tensors for which this rank has no target, except those that match a pattern of `allow_unused`."""
         wanted = {shard.meta.name for shard in shards}
-        return [name for name in self.tensors if name not in wanted and not _matches(name, allow_unused)]
+        return [name for name in self.tensors if not (name in wanted or name.startswith(RESERVED) or _matches(name, allow_unused))]
+
+    def boxes(self, name: str) -> list[Box]:
+        """The boxes that `name` was cut into, none for an empty tensor."""
+        return list(dict.fromkeys(source.chunk.box for source in self._sources[name]))
 
     def load(self, shards: Sequence[LocalShard]) -> int:
         """Fill the targets in place. Returns the bytes read. Raises CheckpointDamagedError; the targets are then partly overwritten."""

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from samite.checkpoint.index import Box, TensorMeta, box_bytes
-from samite.checkpoint.layout import ITEM_BYTES
+from samite.checkpoint.layout import ITEM_BYTES, RESERVED
 from samite.errors import SamiteError
 
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -79,17 +79,29 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _shard(name: str, tensor: Tensor, rank: int, world_size: int) -> LocalShard | None:
-    if not name:
-        raise UnsupportedTensorError("its name is empty")
+def plain(tensor: Tensor) -> Tensor:
+    """`tensor` without gradient and without lazy conjugation or negation; shares memory unless there was one."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def check_storable(tensor: Tensor) -> None:
+    """Raise UnsupportedTensorError if the format has no place for its layout or dtype."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedTensorError(f"wanted a dense tensor, found {tensor.layout}{' (quantized)' if tensor.is_quantized else ''}")
     if dtype_name(tensor) not in ITEM_BYTES:
         raise UnsupportedTensorError(f"the format has no dtype {tensor.dtype}")
+
+
+def _shard(name: str, tensor: Tensor, rank: int, world_size: int) -> LocalShard | None:
+    if not name:
+        raise UnsupportedTensorError("its name is empty")
+    if name.startswith(RESERVED):
+        raise UnsupportedTensorError(f"names that begin with {RESERVED} are reserved; give it another one")
+    check_storable(tensor)
     meta = TensorMeta(name, dtype_name(tensor), tuple(tensor.shape))
     if not isinstance(tensor, DTensor):
         box = tuple((0, size) for size in tensor.shape)
-        return LocalShard(meta=meta, box=box, data=_plain(tensor), replica=rank, num_replicas=world_size)
+        return LocalShard(meta=meta, box=box, data=plain(tensor), replica=rank, num_replicas=world_size)
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return None
@@ -101,7 +113,7 @@ def _shard(name: str, tensor: Tensor, rank: int, world_size: int) -> LocalShard 
         elif type(placement) is not Shard:
             raise UnsupportedTensorError(f"wanted placements Shard or Replicate, found {placement}; redistribute it first")
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    local = _plain(tensor.to_local())
+    local = plain(tensor.to_local())
     if tuple(local.shape) != tuple(shape):
         raise UnsupportedTensorError(f"its local shape is {list(local.shape)}, its placement says {list(shape)}")
     return LocalShard(
@@ -114,7 +126,3 @@ def _check_writable(tensor: Tensor, data: Tensor) -> None:
         raise UnsupportedTensorError("is a lazily conjugated or negated view; load into its base or into a clone")
     if any(stride == 0 and size > 1 for stride, size in zip(data.stride(), data.shape, strict=True)):
         raise UnsupportedTensorError("is expanded: several elements share one place; load into its base or into a clone")
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().resolve_conj().resolve_neg()

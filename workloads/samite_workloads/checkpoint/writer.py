@@ -1,7 +1,7 @@
 """One rank's upload: data objects out of the staging buffer, then the index that describes them. Runs in the manager's background thread."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from samite.checkpoint.checksum import block_checksums, combine_blocks, combine_crc64, crc64
 from samite.checkpoint.index import Chunk, DataObject, RankIndex, TensorMeta, Witness
@@ -38,6 +38,15 @@ def write_rank(
     store: Store, checkpoint_id: str, rank: int, *, plan: WritePlan, description: Description, staged: memoryview, read_back: bool = False
 ) -> int:
     """Put every data object, then the index. Returns the bytes written. `read_back` compares what storage kept before the index says it is there."""
+    index = write_objects(store, checkpoint_id, rank, plan=plan, description=description, staged=staged, read_back=read_back)
+    publish(store, index)
+    return index.data_bytes
+
+
+def write_objects(
+    store: Store, checkpoint_id: str, rank: int, *, plan: WritePlan, description: Description, staged: memoryview, read_back: bool = False
+) -> RankIndex:
+    """Put every data object and return the index that describes them, which is not published yet."""
     chunks, objects = [], []
     for number, (start, size) in enumerate(zip(plan.object_starts, plan.object_bytes, strict=True)):
         view = staged[start : start + size]
@@ -62,12 +71,8 @@ def write_rank(
                     tuple(blocks),
                 )
             )
-        name = data_name(rank, number)
-        store.put(checkpoint_key(checkpoint_id, name), view, crc64=total)
-        if read_back:
-            _compare(store, checkpoint_key(checkpoint_id, name), size, total)
-        objects.append(DataObject(name, size, total))
-    index = RankIndex(
+        objects.append(_put_object(store, checkpoint_id, data_name(rank, number), view, total, read_back=read_back))
+    return RankIndex(
         checkpoint_id=checkpoint_id,
         rank=rank,
         tensors=description.tensors,
@@ -76,8 +81,34 @@ def write_rank(
         witnesses=description.witnesses,
         aliases=description.aliases,
     )
-    store.put(checkpoint_key(checkpoint_id, index_name(rank)), index.to_bytes())
-    return index.data_bytes
+
+
+def with_opaque_bytes(store: Store, index: RankIndex, name: str, content: bytes, *, read_back: bool = False) -> RankIndex:
+    """`index` with one more tensor of bytes in an object of its own, which is put at once."""
+    blocks = block_checksums(memoryview(content))
+    checksum = combine_blocks(blocks, len(content))
+    number = len(index.objects)
+    stored = _put_object(store, index.checkpoint_id, data_name(index.rank, number), memoryview(content), checksum, read_back=read_back)
+    chunk = Chunk(len(index.tensors), ((0, len(content)),), 0, len(content), number, 0, checksum, tuple(blocks))
+    return replace(
+        index,
+        tensors=(*index.tensors, TensorMeta(name, "uint8", (len(content),))),
+        objects=(*index.objects, stored),
+        chunks=(*index.chunks, chunk),
+    )
+
+
+def publish(store: Store, index: RankIndex) -> None:
+    """Put the index: from now on this rank's part counts as written."""
+    store.put(checkpoint_key(index.checkpoint_id, index_name(index.rank)), index.to_bytes())
+
+
+def _put_object(store: Store, checkpoint_id: str, name: str, view: memoryview, checksum: int, *, read_back: bool) -> DataObject:
+    key = checkpoint_key(checkpoint_id, name)
+    store.put(key, view, crc64=checksum)
+    if read_back:
+        _compare(store, key, len(view), checksum)
+    return DataObject(name, len(view), checksum)
 
 
 def _compare(store: Store, key: str, size: int, wanted: int) -> None:
