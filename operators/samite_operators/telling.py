@@ -8,6 +8,7 @@ from samite.engines.kuberay.api import Document, ForbiddenApiError
 from samite.engines.local.signals import points
 from samite.lifecycle import Memory, RunPlan, Status
 from samite.telemetry.counted import points_of_event
+from samite.telemetry.records import Point
 from samite_operators.events import EventPoster, EventRecords, record_of
 from samite_operators.instruments import Instruments, RunLabels
 from samite_operators.storage_access import StorageOf
@@ -36,7 +37,11 @@ class Teller:
 
     def signals(self, run: Document, before: Status | None, now: Status, *, due: bool, plan: RunPlan, memory: Memory) -> None:
         """The run's metrics: changes always, standing values if they are `due`."""
-        self._instruments.points(points(before, now, due=due, plan=plan, memory=memory), run=_labels(run))
+        found = points(before, now, due=due, plan=plan, memory=memory)
+        objective = ((run.get("spec") or {}).get("slo") or {}).get("ettrPercent")
+        if objective and due:
+            found.append(Point("samite.ettr.objective", objective / 100.0))
+        self._instruments.points(found, run=_labels(run))
 
     def forget(self, uid: str) -> None:
         """The run is gone."""

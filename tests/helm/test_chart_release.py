@@ -7,10 +7,10 @@ import re
 
 import pytest
 import yaml
-from chart import CHART, CI_FILES, Helm, ci_file, of_kind, rules_text
+from chart import CHART, CI_FILES, MONITORING, Helm, ci_file, of_kind, rules_text
 
-from samite.telemetry.metrics import OPERATOR_METRICS
-from samite.telemetry.prometheus import prometheus_name
+from samite.dashboards.boards import BOARDS
+from samite.dashboards.rules import rule_groups
 
 LIMIT_BYTES = 800_000
 """A release is one Secret, and a Secret holds 1 MiB."""
@@ -29,11 +29,23 @@ def test_the_release_fits_into_its_secret_with_room_to_spare(helm: Helm, file):
     assert size < LIMIT_BYTES, f"{size} bytes"
 
 
-def test_alerts_ask_for_metrics_that_exist():
-    alerts = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))
-    asked = {name for group in alerts["groups"] for rule in group["rules"] for name in re.findall(r"samite_[a-z_]+", rule["expr"])}
-    assert asked
-    assert asked <= {prometheus_name(metric) for metric in OPERATOR_METRICS}
+def test_the_prometheus_rule_holds_every_alert(helm: Helm):
+    (rule,) = of_kind(helm.objects(ci_file("cluster"), apis=[MONITORING]), "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text(encoding="utf-8")) == rule_groups()
+
+
+def test_each_dashboard_is_a_config_map_that_grafana_finds_and_reads(helm: Helm):
+    found = [item for item in of_kind(helm.objects(ci_file("cluster")), "ConfigMap") if "grafana_dashboard" in item["metadata"]["labels"]]
+    boards = {name: json.loads(text) for item in found for name, text in item["data"].items()}
+    assert {name: board["title"] for name, board in boards.items()} == {f"{board.uid}.json": board.title for board in BOARDS}
+    assert {item["metadata"]["annotations"]["grafana_folder"] for item in found} == {"Samite"}
+    assert max(len(json.dumps(item)) for item in found) < 200_000
+
+
+def test_dashboards_are_off_until_asked_for(helm: Helm):
+    assert not [
+        item for item in of_kind(helm.objects(ci_file("default")), "ConfigMap") if "grafana_dashboard" in item["metadata"]["labels"]
+    ]
 
 
 @pytest.mark.parametrize("name", ["default", "namespaced", "cluster", "kueue"])

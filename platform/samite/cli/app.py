@@ -30,6 +30,8 @@ COMMAND_MODULES = (
     "schema",
     "crds",
     "report",
+    "dashboards",
+    "alerts",
     "doctor",
     "version",
 )

@@ -166,7 +166,7 @@ RUN_METRICS: tuple[Metric, ...] = (
     _metric("samite.heartbeat.age", _GAUGE, "s", "supervisor", "Age of the oldest heartbeat", "samite.rank.group"),
     _metric("samite.time", _COUNTER, "s", "supervisor", "Wall clock by what it was spent on", "samite.time.state"),
     _metric("samite.ettr", _GAUGE, "1", "supervisor", "Effective training time over wall clock"),
-    _metric("samite.ettr.objective", _GAUGE, "1", "reserved", "Objective for it"),
+    _metric("samite.ettr.objective", _GAUGE, "1", "operator", "What the spec asks of it (`slo.ettrPercent`)"),
     _metric(
         "samite.attempts",
         _COUNTER,

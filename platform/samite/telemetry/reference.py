@@ -46,6 +46,23 @@ A line of metrics, and one of events. Numbers that JSON does not have are the st
 
 Prometheus turns dots into underscores and adds the unit: `samite.step.duration` is `samite_step_duration_seconds`, a ratio ends in `_ratio`, a
 counter in `_total`.
+
+## To Prometheus and Grafana
+
+Trainer and local supervisor send OTLP; the operator sends OTLP and also answers at `/metrics`. A Prometheus that receives OTLP itself
+(`--web.enable-otlp-receiver`) or a collector in between must turn the resource into labels, because boards and alerts ask for them:
+
+```yaml
+otlp:  # in prometheus.yml; a collector's Prometheus exporter says resource_to_telemetry_conversion: {enabled: true}
+  promote_resource_attributes: [service.name, samite.run.name, samite.run.uid, k8s.namespace.name, k8s.node.name, k8s.pod.name]
+```
+
+`samite dashboards export --out DIR` writes nine Grafana dashboards (`--format configmap` for its sidecar), `samite alerts export --out DIR` the alert
+rules; the chart brings both with `monitoring.dashboards` and `monitoring.prometheusRule`. Each alert has a page under `docs/runbooks/`. A query that names
+a metric or a label which is not on this page fails the tests.
+
+A counter that begins with its first event has nothing to increase from: `increase(samite_failures_total[10m])` misses the first failure. The alerts ask for
+`max_over_time(x[10m]) unless x offset 10m or increase(x[10m])`.
 """
 
 
