@@ -153,6 +153,9 @@ def _seaweed(weed: Path, folder: Path) -> Iterator[int]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
+        for port in ports:  # its sockets have fixed places, and a killed server leaves them
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
 
 
 def _answers(port: int) -> bool:

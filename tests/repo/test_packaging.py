@@ -18,13 +18,13 @@ def test_the_lock_names_only_the_public_registry():
     assert hosts == {"pypi.org", "files.pythonhosted.org"}
 
 
-def test_every_dependency_has_a_floor():
+def test_every_dependency_has_a_floor_or_a_pin():
     groups = [
         PROJECT["project"]["dependencies"],
         *PROJECT["project"]["optional-dependencies"].values(),
         *PROJECT["dependency-groups"].values(),
     ]
-    without = [line for group in groups for line in group if isinstance(line, str) and ">=" not in line]
+    without = [line for group in groups for line in group if isinstance(line, str) and ">=" not in line and "==" not in line]
     assert without == []
 
 

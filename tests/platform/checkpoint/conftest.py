@@ -62,6 +62,9 @@ def seaweed_endpoint(tmp_path_factory):
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
+        for port in ports:  # its sockets have fixed places, and a killed server leaves them
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
 
 
 def _free_ports(count: int) -> list[int]:

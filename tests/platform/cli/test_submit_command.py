@@ -155,10 +155,13 @@ def test_ctrl_c_while_following_exits_130_says_how_to_come_back_and_leaves_the_r
         process = subprocess.Popen(
             [sys.executable, "-m", "samite", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert f"samite {command[0]} demo" in errors
     assert json.loads(folder.status_file.read_text())["phase"] == "Running"

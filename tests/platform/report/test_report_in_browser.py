@@ -1,5 +1,6 @@
 """The report in a real browser, where one is installed: the script runs under the page's own policy and finds its data."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -31,7 +32,9 @@ pytestmark = [
 
 def browse(page: Path, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", *flags, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    # It writes crash settings below HOME whatever its profile is.
+    environment = {**os.environ, "HOME": str(profile)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=environment)
 
 
 @pytest.fixture(scope="module")

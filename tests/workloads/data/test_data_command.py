@@ -124,11 +124,14 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path):
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    assert process.stderr is not None
-    assert "reading text" in process.stderr.readline()
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=200)
+    try:
+        assert process.stderr is not None
+        assert "reading text" in process.stderr.readline()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=200)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert list(tmp_path.iterdir()) == []
 
