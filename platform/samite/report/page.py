@@ -13,6 +13,8 @@ from pathlib import Path
 from samite import __version__
 from samite.report import figures, panels
 from samite.report.chart import Chart, join_charts
+from samite.report.heatmap import render_maps
+from samite.report.layer_maps import decay_maps, expert_maps
 from samite.report.markup import Markup, tag
 from samite.report.redact import redact
 from samite.report.run_data import CheckpointRow, RunData, read_run
@@ -97,8 +99,19 @@ def _sections(run: RunData) -> list[tuple[str, str, Markup] | None]:
         _section("learning", "Learning", _charts(panels.learning(run), steps, "No loss or gradient norm was recorded.")),
         _section("recovery", "Recovery", recoveries or _nothing(_no_recovery(run))),
         _section("speed", "Speed", _charts(panels.speed(run), steps, "No step time was recorded.")),
-        _section("experts", "Experts", _charts(panels.experts(run), steps, "No router signal was recorded.")),
-        _section("decay", "Decay health", _decay_verdict(run), _charts(panels.decay(run), steps, "No decay signal was sampled.")),
+        _section(
+            "experts",
+            "Experts",
+            _charts(panels.experts(run), steps, "No router signal was recorded."),
+            render_maps(expert_maps(run), steps),
+        ),
+        _section(
+            "decay",
+            "Decay health",
+            _decay_verdict(run),
+            _charts(panels.decay(run), steps, "No decay signal was sampled."),
+            render_maps(decay_maps(run), steps),
+        ),
         _section("memory", "Memory", _charts(panels.memory(run), steps, "No memory was recorded.")),
         _section("checkpoints", "Checkpoints", checkpoints),
         _section("events", "Events", event_table(run) if run.events else _nothing("No event was recorded.")),

@@ -17,7 +17,7 @@
   };
   const grouped = (number) => String(Math.round(number)).replace(/\B(?=(\d{3})+$)/g, "\u2009");
 
-  for (const plot of document.querySelectorAll(".plot")) {
+  for (const plot of document.querySelectorAll(".plot[data-chart]")) {
     const data = JSON.parse(document.getElementById("data-" + plot.dataset.chart).textContent);
     const lines = data.lines.filter((line) => line.x.length);
     const steps = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
