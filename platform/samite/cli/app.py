@@ -17,6 +17,7 @@ from samite.cli.submit import with_dry_run_value
 COMMAND_MODULES = (
     "submit",
     "runs",
+    "top",
     "logs",
     "event_lines",
     "lifecycle",

@@ -94,11 +94,12 @@ def read(path: Path) -> Lines:
 class Follower:
     """Reads a growing file: each `poll` yields the documents that were completed since the last one.
 
+    `from_end` starts behind what is there, `tail_bytes` so many bytes before its end, at the next whole line.
     A line without its newline waits for the next poll. When the file was rotated, the rest of the old one is read before the new one;
     when it was truncated, reading starts again at its beginning.
     """
 
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+    def __init__(self, path: Path, *, from_end: bool = False, tail_bytes: int | None = None) -> None:
         self.path = path
         self.damaged = 0
         self.missing = False
@@ -107,8 +108,10 @@ class Follower:
         self._offset = 0
         self._rest = b""
         self._skipping = False
-        if self._open() and from_end:
-            self._offset = os.fstat(self._file).st_size
+        if self._open() and (from_end or tail_bytes is not None):
+            size = os.fstat(self._file).st_size
+            self._offset = size if from_end else max(0, size - (tail_bytes or 0))
+            self._skipping = not from_end and self._offset > 0
 
     def poll(self) -> Iterator[dict[str, Any]]:
         """Documents completed since the last call."""
