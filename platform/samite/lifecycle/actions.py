@@ -69,6 +69,14 @@ class ReleaseCluster:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseWorkers:
+    """Give the workers of a cluster back in which nothing runs any more, and leave its head: Ray's dashboard and logs can still be looked at."""
+
+    cluster_id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Submit:
     """Write `attempt.json` (see `samite.spec.attempt.AttemptSpec`) and submit. Refused as existing: adopt."""
 
@@ -193,6 +201,7 @@ Action = (
     | ReplaceNode
     | StopCluster
     | ReleaseCluster
+    | ReleaseWorkers
     | Submit
     | StopSubmission
     | KillRanks

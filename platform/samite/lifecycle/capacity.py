@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 
 from samite.lifecycle import blame
-from samite.lifecycle.actions import ReleaseCluster, ReplaceNode, StartCluster, StopCluster
+from samite.lifecycle.actions import ReleaseCluster, ReleaseWorkers, ReplaceNode, StartCluster, StopCluster
 from samite.lifecycle.evidence import Evidence, sufficient
 from samite.lifecycle.memory import ClusterMemory
 from samite.lifecycle.nodes import head_evidence, judge_nodes, usable_nodes
@@ -71,6 +71,23 @@ def remove_cluster(turn: Turn, *, reason: str, force: bool = False, by_request: 
     else:
         turn.act(ReleaseCluster(cluster_id=cluster.cluster_id, reason=reason, by_request=by_request))
     return False
+
+
+def release_workers(turn: Turn, *, reason: str) -> bool:
+    """Give the workers back and keep the head; nothing may train. True once no worker is left."""
+    cluster = turn.memory.cluster
+    if cluster is None or workers_are_gone(turn):
+        return True
+    turn.act(ReleaseWorkers(cluster_id=cluster.cluster_id, reason=reason))
+    return False
+
+
+def workers_are_gone(turn: Turn) -> bool:
+    """Whether the cluster was seen without a worker."""
+    seen = turn.cluster_seen()
+    if not seen.nodes:
+        return seen.state is ClusterState.ABSENT
+    return all(node.head for node in seen.nodes)
 
 
 def replace_lost_nodes(turn: Turn) -> tuple[str, ...]:

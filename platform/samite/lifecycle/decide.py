@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from samite.lifecycle import finishing, leaving, preparing
 from samite.lifecycle.actions import DESTRUCTIVE, Action
+from samite.lifecycle.capacity import workers_are_gone
 from samite.lifecycle.commits import note_commits
 from samite.lifecycle.describe import account_of, status_of
 from samite.lifecycle.memory import Memory
@@ -87,4 +88,6 @@ def _settled(turn: Turn) -> bool:
     phase, plan = turn.memory.phase, turn.plan
     if phase in TERMINAL and phase.value in plan.keep_cluster_after:
         return True
+    if phase in TERMINAL and phase.value in plan.keep_head_after:
+        return workers_are_gone(turn)
     return phase in (*TERMINAL, Phase.HELD, Phase.SUSPENDED) and turn.memory.cluster is None

@@ -2,7 +2,7 @@
 
 from samite.lifecycle.actions import CommitHandover, EvaluateGate, Finish, VerifyCheckpoint
 from samite.lifecycle.budgets import for_new_stage
-from samite.lifecycle.capacity import remove_cluster
+from samite.lifecycle.capacity import release_workers, remove_cluster
 from samite.lifecycle.gates import GateResult, GateVerdict, judge_gate, needs_measurement
 from samite.lifecycle.handover import carried, committed, content_hash, handover_document, reset
 from samite.lifecycle.memory import FailureRecord, StageMemory
@@ -97,10 +97,16 @@ def handing_over(turn: Turn) -> None:
 
 
 def ended(turn: Turn) -> None:
-    """Succeeded, Failed, Cancelled: the cluster goes, the record is closed."""
+    """Succeeded, Failed, Cancelled: the cluster goes as far as it should, the record is closed."""
     outcome = turn.memory.phase.value
-    keep = outcome in turn.plan.keep_cluster_after
-    if keep or remove_cluster(turn, reason=f"the run is {outcome}", by_request=turn.memory.phase is Phase.CANCELLED):
+    reason = f"the run is {outcome}"
+    if outcome in turn.plan.keep_cluster_after:
+        done = True
+    elif outcome in turn.plan.keep_head_after:
+        done = release_workers(turn, reason=reason)
+    else:
+        done = remove_cluster(turn, reason=reason, by_request=turn.memory.phase is Phase.CANCELLED)
+    if done:
         turn.act(Finish(outcome=outcome))
 
 

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 def plan_from_run(run: "TrainingRun", *, uid: str) -> RunPlan:
     """The plan of a validated run."""
     spec = run.spec
-    kept = {
-        outcome for outcome, wish in (("Succeeded", spec.retention.on_success), ("Failed", spec.retention.on_failure)) if wish == "Keep"
-    }
+    wishes = (("Succeeded", spec.retention.on_success), ("Failed", spec.retention.on_failure))
     return RunPlan(
         name=run.metadata.name,
         uid=uid,
@@ -48,7 +46,8 @@ def plan_from_run(run: "TrainingRun", *, uid: str) -> RunPlan:
         ),
         suspend_checkpoint=spec.suspend_policy.checkpoint,
         suspend_grace_s=spec.suspend_policy.grace_seconds,
-        keep_cluster_after=frozenset(kept),
+        keep_cluster_after=frozenset(outcome for outcome, wish in wishes if wish == "Keep"),
+        keep_head_after=frozenset(outcome for outcome, wish in wishes if wish == "DeleteWorkers"),
     )
 
 

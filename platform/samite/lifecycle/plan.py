@@ -182,6 +182,8 @@ class RunPlan:
     cancel_cap_s: float = 300.0
     keep_cluster_after: frozenset[str] = frozenset()
     """Outcomes (Succeeded, Failed) after which the cluster is kept to look around."""
+    keep_head_after: frozenset[str] = frozenset()
+    """Outcomes after which its workers are given back and only its head is kept."""
 
     @staticmethod
     def from_run(run: "TrainingRun", *, uid: str) -> "RunPlan":

@@ -78,8 +78,9 @@ class RetentionSpec(SpecModel):
     ttl_seconds_after_finished: NonNegativeInt | None = None
     """Delete the run's record this long after its end. Unit: seconds. Left out: never."""
     on_success: Literal["DeleteCluster", "DeleteWorkers", "Keep"] = "DeleteCluster"
-    """What happens to the cluster after success. Default DeleteCluster: idle workers cost money."""
+    """What happens to the cluster after success. Default DeleteCluster: idle workers cost money. DeleteWorkers leaves the head, with Ray's dashboard."""
     on_failure: Literal["DeleteCluster", "DeleteWorkers", "Keep"] = "DeleteCluster"
-    """What happens to the cluster after a failure. Default DeleteCluster: logs and the bundle tell the story. Keep it to look around."""
+    """What happens to the cluster after a failure. Default DeleteCluster: logs and the bundle tell the story. Keep it to look around, or with
+    DeleteWorkers its head alone."""
     bundle_on_failure: bool = True
     """Collect logs, events and stacks of a failure in one archive. Default true."""

@@ -30,6 +30,7 @@ from samite.lifecycle import (
     ProbeStorage,
     QuarantineCheckpoints,
     ReleaseCluster,
+    ReleaseWorkers,
     ReplaceNode,
     RequestCheckpoint,
     StartCluster,
@@ -76,6 +77,8 @@ class Applier:
                 self._clusters.replace(run, action, runtime)
             case StopCluster() | ReleaseCluster():
                 self._clusters.remove(run, action)
+            case ReleaseWorkers():
+                self._clusters.release_workers(run, action)
             case Submit():
                 self._submit(run, action, _needed(runtime))
             case StopSubmission():

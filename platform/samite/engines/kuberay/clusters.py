@@ -28,11 +28,11 @@ from samite.engines.kuberay.cluster import ray_cluster
 from samite.engines.kuberay.control import ensure_lease
 from samite.engines.kuberay.features import Features
 from samite.engines.kuberay.node_watch import NodeWatch
-from samite.engines.kuberay.pod_facts import host_of, is_not_ready, is_terminating, name_of
+from samite.engines.kuberay.pod_facts import host_of, is_head, is_not_ready, is_terminating, name_of
 from samite.engines.kuberay.refusals import refused_cluster
 from samite.engines.kuberay.runtime import Runtime
 from samite.errors import ConflictError, NotFoundError, SpecError, TemporaryError
-from samite.lifecycle import ReleaseCluster, ReplaceNode, StartCluster, StopCluster
+from samite.lifecycle import ReleaseCluster, ReleaseWorkers, ReplaceNode, StartCluster, StopCluster
 from samite.lifecycle.evidence import sufficient
 
 APPLIED = "samite.dev/applied"
@@ -118,6 +118,20 @@ class Clusters:
                 self._delete_pod(pod, force=True, prompt=True)
             elif not is_terminating(pod):
                 self._delete_pod(pod, force=False, prompt=False)
+
+    def release_workers(self, run: Mapping[str, Any], action: ReleaseWorkers) -> None:
+        """No replica any more: KubeRay ends the pods. Those that stay Terminating on lost machines are forced."""
+        cluster = self._own(run, action.cluster_id)
+        if cluster is None or is_terminating(cluster):
+            return
+        groups = cluster["spec"].get("workerGroupSpecs") or ()
+        if any(group.get("replicas") for group in groups):
+            none = [{**group, "replicas": 0, "minReplicas": 0} for group in groups]
+            metadata = {"resourceVersion": cluster["metadata"]["resourceVersion"]}
+            self._api.patch(RAY_CLUSTER, self._namespace, action.cluster_id, {"metadata": metadata, "spec": {"workerGroupSpecs": none}})
+        for pod in self._pods(run, action.cluster_id):
+            if not is_head(pod) and is_terminating(pod) and self._machine_is_lost(pod):
+                self._delete_pod(pod, force=True, prompt=True)
 
     def delete_pods(self, run: Mapping[str, Any], pod_names: Iterable[str]) -> None:
         """End these pods of the run now, by the kubelet."""

@@ -96,6 +96,10 @@ class FakeKubeRay:
             and pod.get("status", {}).get("phase") == "Running"
         )
 
+    def ran_for_s(self, pod: Document) -> float:
+        """How long ago its container started to run; negative before."""
+        return self.now_s - self.started_at_s.get(pod["metadata"]["uid"], self.now_s) - STARTS_IN_S
+
     def down_for_s(self, pod: Document) -> float:
         """How long the pod's machine has been without power; 0 if it has some."""
         machine = self.machines[pod["spec"]["nodeName"]]
@@ -139,9 +143,11 @@ class FakeKubeRay:
             ("head", cluster["spec"]["headGroupSpec"]["template"], 1),
             ("worker", group["template"], group["replicas"]),
         ):
-            have = sum(1 for pod in mine if pod["metadata"]["labels"][names.RAY_NODE_TYPE_LABEL] == kind)
-            for _ in range(count - have):
+            have = [pod for pod in mine if pod["metadata"]["labels"][names.RAY_NODE_TYPE_LABEL] == kind]
+            for _ in range(count - len(have)):
                 self._make_pod(cluster, kind, template)
+            for pod in have[count:]:
+                self._end_gently(pod)
 
     def _end_gently(self, pod: Document) -> None:
         """A pod is asked to go, and goes after its grace."""

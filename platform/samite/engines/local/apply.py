@@ -19,6 +19,7 @@ from samite.engines.local import processes
 from samite.engines.local.folder import RunFolder
 from samite.engines.local.gate_numbers import measure
 from samite.engines.local.observe import Observer, read_documents
+from samite.engines.local.ray_command import HEAD
 from samite.engines.local.ray_nodes import RayNodes
 from samite.engines.local.storage_watch import StorageWatch
 from samite.errors import NotFoundError, SamiteError
@@ -33,6 +34,7 @@ from samite.lifecycle import (
     ProbeStorage,
     QuarantineCheckpoints,
     ReleaseCluster,
+    ReleaseWorkers,
     ReplaceNode,
     RequestCheckpoint,
     StartCluster,
@@ -89,6 +91,10 @@ class Applier:
             case StopCluster() | ReleaseCluster():
                 if self._nodes.cluster is not None and self._nodes.cluster.cluster_id == action.cluster_id:
                     self._nodes.stop()
+            case ReleaseWorkers():
+                for node in self._nodes.nodes():
+                    if node.name != HEAD:
+                        self._nodes.remove(node.name)
             case Submit():
                 self._once(f"submit {action.submission_id}", lambda: self._submit(action))
             case StopSubmission():

@@ -33,6 +33,8 @@ class SimCluster:
     head_dead_since: float | None = None
     gone_at: float | None = None
     gone: bool = False
+    head_kept: bool = False
+    """Its workers were given back after the end; the head stays."""
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ class World(Trainer):
             act.ReplaceNode: self._replace_node,
             act.StopCluster: self._stop_cluster,
             act.ReleaseCluster: self._release_cluster,
+            act.ReleaseWorkers: self._release_workers,
             act.Submit: self._submit,
             act.StopSubmission: self._stop_submission,
             act.KillRanks: self._kill_ranks,
@@ -110,6 +111,12 @@ class World(Trainer):
         if busy and not action.by_request:
             raise BrokenPromiseError(f"{action} while {busy[0].submit.submission_id} is alive")
         self._take_down(action.cluster_id)
+
+    def _release_workers(self, action: act.ReleaseWorkers) -> None:
+        if any(job.submit.cluster_id == action.cluster_id for job in self.live_jobs()):
+            raise BrokenPromiseError(f"{action} takes nodes that train")
+        self.clusters[action.cluster_id].nodes.clear()
+        self.clusters[action.cluster_id].head_kept = True
 
     def _take_down(self, cluster_id: str) -> None:
         cluster = self.clusters.setdefault(cluster_id, SimCluster(cluster_id=cluster_id, ready_at=self.now))
@@ -189,7 +196,7 @@ class World(Trainer):
         )
 
     def _finish(self, action: act.Finish) -> None:
-        alive = [cluster.cluster_id for cluster in self.clusters.values() if not cluster.gone]
+        alive = [cluster.cluster_id for cluster in self.clusters.values() if not (cluster.gone or cluster.head_kept)]
         if alive and action.outcome != "Cancelled":
             raise BrokenPromiseError(f"finished while {alive} exist")
         self.finished = action.outcome
