@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
-from samite.checkpoint import open_store
 from samite.engines.kuberay.api import POD, RAY_CLUSTER, ApiError, Document
 from samite.engines.kuberay.fake_kuberay import FakeKubeRay
 from samite.engines.kuberay.fake_training import FakeTraining
@@ -25,7 +24,7 @@ class PlayedWorld:
         self.server = server
         self.kuberay = FakeKubeRay(self.server)
         self.store_uri = f"file://{folder}"
-        self.training = FakeTraining(self.kuberay, open_store(self.store_uri))
+        self.training = FakeTraining(self.kuberay, None)
         self.lock = threading.RLock()
         self.tick_s = tick_s
         self.errors: list[str] = []
@@ -93,12 +92,15 @@ def _dashboard(world: PlayedWorld) -> type[BaseHTTPRequestHandler]:
                     return self._say(503, {})
                 if path == "api/v0/nodes":
                     return self._say(200, {"data": {"result": {"result": list(world.training.nodes(cluster))}}})
+                if path == "api/v0/actors":
+                    left = world.training.actors_left(parse_qs(self.path.partition("?")[2])["filter_values"][0])
+                    return self._say(200, {"data": {"result": {"total": left, "num_after_truncation": left, "result": [{}] * left}}})
                 job = world.training.job(cluster, unquote(path.split("/")[2])) if path.startswith("api/jobs/") else None
                 if job is None:
                     return self._say(404, {})
                 if path.endswith("/logs"):
                     return self._say(200, {"logs": ""})
-                return self._say(200, {"status": job.status, "message": job.message})
+                return self._say(200, {"status": job.status, "message": job.message, "job_id": job.attempt.submission_id})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
@@ -112,7 +114,7 @@ def _dashboard(world: PlayedWorld) -> type[BaseHTTPRequestHandler]:
                         return self._say(404, {})
                     job.status = "STOPPED"
                     return self._say(200, {"stopped": True})
-                if world.training.submit(cluster, body["submission_id"], body["runtime_env"]["env_vars"]):
+                if world.training.submit(cluster, body["submission_id"], body["entrypoint"]):
                     return self._say(200, {"submission_id": body["submission_id"]})
                 return self._say(500, f"Job with submission_id {body['submission_id']} already exists")
 

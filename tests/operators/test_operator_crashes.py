@@ -126,11 +126,16 @@ class FakeJobs:
         found = self.training.job(self.cluster_id, submission_id)
         if found is None:
             raise NotFoundError(submission_id)
-        return Job(submission_id=submission_id, status=JobStatus(found.status), message=found.message, exit_code=None)
+        status = JobStatus(found.status)
+        return Job(submission_id=submission_id, status=status, message=found.message, exit_code=None, ray_job_id=submission_id)
+
+    def actors_left(self, ray_job_id: str) -> int:
+        self._up()
+        return self.training.actors_left(ray_job_id)
 
     def submit(self, submission_id: str, entrypoint: str, environment: Mapping[str, str]) -> bool:
         self._up()
-        return self.crashing.through(lambda: self.training.submit(self.cluster_id, submission_id, dict(environment)))
+        return self.crashing.through(lambda: self.training.submit(self.cluster_id, submission_id, entrypoint))
 
     def stop(self, submission_id: str) -> None:
         self._up()

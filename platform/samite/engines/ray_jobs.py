@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlencode
 
 from samite.errors import NotFoundError, SamiteError, UnreachableError
+
+_MOST_ROWS = 10_000
+"""More than this Ray's API server gives to nobody."""
 
 
 class JobStatus(StrEnum):
@@ -39,6 +43,8 @@ class Job:
     status: JobStatus
     message: str
     exit_code: int | None
+    ray_job_id: str = ""
+    """Ray's own number of the job, under which its actors run; empty before its driver has joined the cluster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +83,30 @@ class RayJobs:
             status=JobStatus(found["status"]),
             message=found.get("message") or "",
             exit_code=int(code) if code is not None else None,
+            ray_job_id=found.get("job_id") or "",
         )
 
     def stop(self, submission_id: str) -> None:
         """Ask Ray to stop the submission; returns at once. Raises NotFoundError, UnreachableError."""
         self._call("POST", f"/api/jobs/{submission_id}/stop", {})
+
+    def actors_left(self, ray_job_id: str) -> int:
+        """How many actors (ranks among them) of a job are not dead, says Ray's own table. A driver that ends takes all of them with it.
+
+        Detached ones are not counted: Ray's own helpers, which are meant to outlive the job. Raises SamiteError if Ray does not answer, or tells
+        a part of its table only.
+        """
+        wanted = (("job_id", "=", ray_job_id), ("state", "!=", "DEAD"))
+        filters = [
+            pair for key, sign, value in wanted for pair in (("filter_keys", key), ("filter_predicates", sign), ("filter_values", value))
+        ]
+        answer = self._call("GET", f"/api/v0/actors?{urlencode([('detail', 'true'), ('limit', _MOST_ROWS), *filters])}")
+        found = answer["data"]["result"]
+        if found["total"] > found["num_after_truncation"]:
+            raise SamiteError(
+                f"Ray at {self.address} told {found['num_after_truncation']} of its {found['total']} actors: the rest is unknown"
+            )
+        return sum(not row.get("is_detached") for row in found["result"])
 
     def logs(self, submission_id: str) -> str:
         """What the driver printed so far."""

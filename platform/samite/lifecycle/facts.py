@@ -17,7 +17,8 @@ SUBMIT_GRACE_S = 10.0
 def submission_ended(turn: Turn) -> bool:
     """Whether the live submission is known to be over.
 
-    Ray says so and no rank contradicts; or its cluster is known to be gone; or the head, where its driver ran, is, and no rank lives.
+    Ray says so, and either holds none of its actors for alive any more or no rank contradicts; or its cluster is known to be gone; or the head,
+    where its driver ran, is, and no rank lives.
     """
     live = live_of(turn)
     cluster, seen = turn.memory.cluster, turn.cluster_seen()
@@ -27,11 +28,12 @@ def submission_ended(turn: Turn) -> bool:
         return True  # the driver ran on the head
     job = turn.live_seen
     if job.job_status in ENDED:
-        return not _shows_life(turn)
+        # Where heartbeats travel through the driver they end with it, and their silence says nothing: Ray's table of actors is the better witness.
+        return job.actors_left == 0 or not _shows_life(turn)
     if job.job_status is JobStatus.NOT_FOUND:
-        if not live.known_to_ray and not live.heartbeat_seen:
-            return turn.after(job.job_age_s, live.asked_at_s + SUBMIT_GRACE_S)
-        return live.known_to_ray and not _shows_life(turn)
+        if not turn.after(job.job_age_s, live.asked_at_s + SUBMIT_GRACE_S):
+            return False  # an answer from before it arrived
+        return not (live.known_to_ray or live.heartbeat_seen) or (live.known_to_ray and not _shows_life(turn))
     return False
 
 

@@ -175,6 +175,8 @@ class AttemptObserved:
     """None: the dashboard did not answer."""
     job_age_s: float = 0.0
     job_message: str = ""
+    actors_left: int | None = None
+    """Of a job that Ray says has ended: its actors (ranks among them) that Ray does not call dead. None: not asked, or not told."""
     result: AttemptResult | None = None
     reports: tuple[FailureReport, ...] = ()
     log_tail: tuple[str, ...] = ()

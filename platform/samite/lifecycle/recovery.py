@@ -34,6 +34,9 @@ def escalate(turn: Turn, level: Level, why: str) -> None:
         old_cluster=cluster.cluster_id if cluster is not None else recovery.old_cluster,
         kill_ranks=(),
     )
+    last = turn.memory.last_failure
+    if last is not None and last.at_s == recovery.failure.at_s:
+        turn.remember(last_failure=replace(last, level=int(level)))
     turn.emit(
         "samite.restart.decided",
         restart_level=f"L{int(level)}",

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -15,6 +16,7 @@ class Dashboard(BaseHTTPRequestHandler):
     """Knows one job; refuses a wrong token and a repeated id with the words of Ray 2.60."""
 
     jobs: dict[str, str] = {}
+    actors: dict[str, object] = {}
 
     def do_GET(self) -> None:
         if self.headers.get("Authorization") != "Bearer secret":
@@ -26,6 +28,13 @@ class Dashboard(BaseHTTPRequestHandler):
         elif self.path.removeprefix("/api/jobs/") in self.jobs:
             name = self.path.removeprefix("/api/jobs/")
             self._answer(200, json.dumps({"status": self.jobs[name], "message": "m", "driver_exit_code": 93}))
+        elif self.path.startswith("/api/v0/actors?"):
+            asked = parse_qs(self.path.partition("?")[2])
+            assert list(zip(asked["filter_keys"], asked["filter_predicates"], asked["filter_values"], strict=True)) == [
+                ("job_id", "=", "02000000"),
+                ("state", "!=", "DEAD"),
+            ]
+            self._answer(200, json.dumps({"data": {"result": self.actors}}))
         elif self.path == "/api/version":
             self._answer(200, '{"version": "4"}')
         else:
@@ -72,6 +81,23 @@ def test_the_drivers_exit_code_comes_along(jobs: RayJobs):
     Dashboard.jobs["x"] = "FAILED"
     assert jobs.job("x").exit_code == 93
     assert jobs.job("x").status.is_over
+
+
+def table(*detached: bool, total: int | None = None) -> dict[str, object]:
+    rows = [{"class_name": "RayTrainWorker", "state": "ALIVE", "is_detached": item} for item in detached]
+    return {"total": len(rows) if total is None else total, "num_after_truncation": len(rows), "result": rows}
+
+
+@pytest.mark.parametrize(("found", "left"), [(table(), 0), (table(False, False), 2), (table(True), 0), (table(True, False, True), 1)])
+def test_actors_of_a_job_are_counted_but_for_those_that_ray_means_to_outlive_it(jobs: RayJobs, found: dict[str, object], left: int):
+    Dashboard.actors = found
+    assert jobs.actors_left("02000000") == left
+
+
+def test_a_part_of_the_table_of_actors_says_nothing(jobs: RayJobs):
+    Dashboard.actors = table(True, total=20_000)
+    with pytest.raises(SamiteError, match="1 of its 20000 actors"):
+        jobs.actors_left("02000000")
 
 
 def test_an_unknown_job_is_not_found_and_not_unreachable(jobs: RayJobs):

@@ -43,7 +43,7 @@ class ClusterViews:
         if live is not None and live.cluster_id == cluster_id:
             nodes += self._gone(live.submission_id, pods, sight, suspended=_is_suspended(cluster))
             heads = [pod for pod in pods if is_head(pod) and not is_terminating(pod)]
-            if heads and live.submission_id in view.jobs and view.jobs[live.submission_id][0] is JobStatus.RUNNING:
+            if heads and live.submission_id in view.jobs and view.jobs[live.submission_id].status is JobStatus.RUNNING:
                 sight.heads.setdefault(live.submission_id, name_of(heads[0]))
         known = memory.cluster is not None and memory.cluster.cluster_id == cluster_id and memory.cluster.was_ready
         state = _state(cluster, pods, answers=_head_is_up(pods, view), was_ready=known)

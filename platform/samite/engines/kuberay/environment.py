@@ -10,7 +10,7 @@ from samite.checkpoint.store.s3_keys import FOLDER_VARIABLE
 from samite.engines.kuberay import names
 from samite.engines.kuberay.api import Document
 from samite.engines.kuberay.runtime import PodSettings, Runtime
-from samite.engines.local.ray_command import ray_environment
+from samite.engines.local.ray_command import PRELOADED, ray_environment
 from samite.spec.lease import lease_name
 
 KEYS_FOLDER = "/etc/samite/storage-keys"
@@ -20,9 +20,15 @@ _NOT_HERE = ("RAY_AUTH_MODE", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER")
 """Set by the token's owner, and left to Ray: on Kubernetes nodes do get notices."""
 
 
-def container_environment(run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settings: PodSettings) -> list[Document]:
+def container_environment(
+    run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settings: PodSettings, *, head: bool
+) -> list[Document]:
     """Variables of one container. Ray's token is always among them: an operator that is older than its definitions ignores `authOptions`."""
     plain = {name: value for name, value in ray_environment({}).items() if name not in _NOT_HERE}
+    # A driver that is stopped may take this long for its last words to the Lease and to storage; one that is done with them goes at once.
+    plain["RAY_JOB_STOP_WAIT_TIME_S"] = "4"
+    if not head:
+        plain["RAY_preload_python_modules"] = ",".join(PRELOADED)
     # Nodes start side by side on machines that are busy pulling and starting others: Ray's own 30 s and 40 s are for a quiet one.
     plain |= {"RAY_agent_register_timeout_ms": "120000", "RAY_NUM_REDIS_GET_RETRIES": "60"}
     if runtime.head_fault_tolerance is not None:

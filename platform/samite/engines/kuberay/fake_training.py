@@ -1,14 +1,15 @@
 """Ray's dashboard and the training behind it in virtual time: jobs, ranks on pods, heartbeats in the Lease, checkpoints in a store.
 
 A job lives on its head's pod. Ranks step together once a second while all of their pods run; the driver renews the Lease, commits each
-`checkpoint_every` steps, and ends with a result. What a real driver would refuse is refused: a submission id taken twice, a resume from nothing.
+`checkpoint_every` steps, stops after a last one when it is asked to, and ends with a result. What a real driver would refuse is refused: a submission
+id taken twice, a resume from nothing.
 """
 
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from samite.checkpoint import Catalog, Store
+from samite.checkpoint import Catalog, Store, open_store
 from samite.checkpoint.checksum import block_checksums, combine_blocks
 from samite.checkpoint.commit import CommitRequest, build_manifest, commit, move_hint
 from samite.checkpoint.fence import open_session
@@ -16,8 +17,10 @@ from samite.checkpoint.index import Chunk, DataObject, RankIndex, TensorMeta
 from samite.checkpoint.layout import CheckpointId, checkpoint_key, data_name, index_name
 from samite.engines.kuberay import names
 from samite.engines.kuberay.api import LEASE, POD, ApiError, Document
+from samite.engines.kuberay.control import control_documents
 from samite.engines.kuberay.fake_kuberay import RAY_DEAD_AFTER_S, FakeKubeRay
-from samite.spec.attempt import ATTEMPT_VARIABLE, AttemptResult, AttemptSpec, Heartbeat
+from samite.engines.kuberay.submission import attempt_in
+from samite.spec.attempt import AttemptResult, AttemptSpec, Heartbeat
 from samite.spec.lease import (
     CHECKPOINTS,
     HEARTBEATS,
@@ -52,6 +55,9 @@ class FakeJob:
     checkpoint: str = ""
     checkpoint_step: int = -1
     missing_since_s: float | None = None
+    outcome: str = "stage_complete"
+    loading: bool = False
+    """Its ranks say that they load, whatever they do."""
     renewals: int = 0
 
 
@@ -60,11 +66,14 @@ class FakeTraining:
     """All jobs of all clusters. `tick` lets a second pass, after the world's."""
 
     world: FakeKubeRay
-    store: Store
+    store: Store | None
+    """Of every run; None: each run's own, which its URI names."""
     checkpoint_every: int = 5
     jobs: dict[str, FakeJob] = field(default_factory=dict)
     submitted: list[str] = field(default_factory=list)
     dashboard_is_down: bool = False
+    joins_after_s: float = 0.0
+    """How long a pod runs before Ray knows its node."""
 
     # Ray's dashboard
 
@@ -75,13 +84,13 @@ class FakeTraining:
         heads = [pod for pod in self._pods(cluster_id) if pod["metadata"]["labels"][names.RAY_NODE_TYPE_LABEL] == "head"]
         return next((pod for pod in heads if self.world.runs(pod)), None)
 
-    def submit(self, cluster_id: str, submission_id: str, environment: dict[str, str]) -> bool:
+    def submit(self, cluster_id: str, submission_id: str, entrypoint: str) -> bool:
         """False if the id is taken."""
         head = self.head_of(cluster_id)
         assert head is not None, "nobody answers"
         if submission_id in self.jobs:
             return False
-        attempt = AttemptSpec.unpack(environment[ATTEMPT_VARIABLE])
+        attempt = attempt_in(entrypoint)
         assert attempt.submission_id == submission_id
         self.submitted.append(submission_id)
         self.jobs[submission_id] = FakeJob(attempt=attempt, head_uid=head["metadata"]["uid"], began_s=self.world.now_s)
@@ -92,10 +101,15 @@ class FakeTraining:
         head, job = self.head_of(cluster_id), self.jobs.get(submission_id)
         return job if head is not None and job is not None and job.head_uid == head["metadata"]["uid"] else None
 
+    def actors_left(self, ray_job_id: str) -> int:
+        """Actors that Ray holds for alive: a job's end is the end of all of its own."""
+        job = self.jobs.get(ray_job_id)
+        return len(job.ranks) if job is not None and job.status == "RUNNING" else 0
+
     def nodes(self, cluster_id: str) -> Iterator[dict[str, str]]:
         """Ray's list of nodes."""
         for pod in self._pods(cluster_id):
-            if pod.get("status", {}).get("podIP"):
+            if pod.get("status", {}).get("podIP") and self.world.ran_for_s(pod) >= self.joins_after_s:
                 dead = not self.world.runs(pod) and self.world.down_for_s(pod) >= RAY_DEAD_AFTER_S
                 yield {"node_ip": pod["status"]["podIP"], "state": "DEAD" if dead else "ALIVE"}
 
@@ -129,20 +143,25 @@ class FakeTraining:
                 job.status, job.message = "FAILED", "the worker group failed"
         elif now_s - job.began_s >= LOADS_IN_S:
             self._step(job)
+            if job.status == "RUNNING" and self._is_to_stop(job):
+                self._commit(job, final=False)
+                job.status, job.outcome = "SUCCEEDED", "stopped"
         self._renew(job)
 
     def _place(self, job: FakeJob, cluster_id: str) -> bool:
         workers = [
             pod
             for pod in self._pods(cluster_id)
-            if pod["metadata"]["labels"][names.RAY_NODE_TYPE_LABEL] == "worker" and self.world.runs(pod)
+            if pod["metadata"]["labels"][names.RAY_NODE_TYPE_LABEL] == "worker"
+            and self.world.runs(pod)
+            and self.world.ran_for_s(pod) >= self.joins_after_s
         ]
         if len(workers) < job.attempt.num_workers:
             return False
         job.ranks = dict(enumerate(workers[: job.attempt.num_workers]))
         job.beat_s = dict.fromkeys(job.ranks, self.world.now_s)
         job.heard_s = dict.fromkeys(job.ranks, self.world.now_s)
-        newest = Catalog(self.store).newest_committed()
+        newest = Catalog(self._store(job)).newest_committed()
         assert newest is not None or job.attempt.resume == "none", "resume from nothing"
         job.step = newest.step if newest is not None else 0
         stage = newest.manifest.extra["state"] if newest is not None and newest.manifest is not None else {}
@@ -159,12 +178,22 @@ class FakeTraining:
         if over:
             job.status = "SUCCEEDED"
 
+    def _store(self, job: FakeJob) -> Store:
+        return self.store if self.store is not None else open_store(job.attempt.checkpoint_uri)
+
+    def _is_to_stop(self, job: FakeJob) -> bool:
+        metadata = job.attempt.run["metadata"]
+        lease = self.world.api.look(LEASE, metadata["namespace"], lease_name(metadata["name"]))
+        annotations = (lease["metadata"].get("annotations") or {}) if lease is not None else {}
+        return annotations.get(SUBMISSION) == job.attempt.submission_id and "stop.json" in control_documents(annotations)
+
     def _commit(self, job: FakeJob, *, final: bool) -> None:
-        fence = open_session(self.store, run_uid=job.attempt.run_uid, epoch=job.attempt.attempt, nonce=secrets.token_hex(8))
+        store = self._store(job)
+        fence = open_session(store, run_uid=job.attempt.run_uid, epoch=job.attempt.attempt, nonce=secrets.token_hex(8))
         checkpoint_id = str(CheckpointId(step=job.step, epoch=job.attempt.attempt, attempt=secrets.token_hex(4)))
         data = bytes(12)
         checksum = combine_blocks(block_checksums(memoryview(data)), len(data))
-        self.store.put(checkpoint_key(checkpoint_id, data_name(0, 0)), data)
+        store.put(checkpoint_key(checkpoint_id, data_name(0, 0)), data)
         index = RankIndex(
             checkpoint_id=checkpoint_id,
             rank=0,
@@ -173,10 +202,10 @@ class FakeTraining:
             chunks=(Chunk(0, ((0, 1), (0, 3)), 0, len(data), 0, 0, checksum, (checksum,)),),
             witnesses=(),
         )
-        self.store.put(checkpoint_key(checkpoint_id, index_name(0)), index.to_bytes())
+        store.put(checkpoint_key(checkpoint_id, index_name(0)), index.to_bytes())
         state = {"stage_index": job.attempt.stage_index, "stage_step": job.stage_step, "tokens": job.step * 2048}
         manifest = build_manifest(
-            self.store,
+            store,
             CommitRequest(
                 checkpoint_id=checkpoint_id,
                 step=job.step,
@@ -188,8 +217,8 @@ class FakeTraining:
                 final=final,
             ),
         )
-        commit(self.store, manifest)
-        move_hint(self.store, checkpoint_id)
+        commit(store, manifest)
+        move_hint(store, checkpoint_id)
         job.checkpoint, job.checkpoint_step = checkpoint_id, job.step
 
     def _renew(self, job: FakeJob) -> None:
@@ -205,7 +234,7 @@ class FakeTraining:
             annotations[CHECKPOINTS] = f'{{"id": "{job.checkpoint}", "step": {job.checkpoint_step}}}'
         if job.status == "SUCCEEDED":
             result = AttemptResult(
-                outcome="stage_complete",
+                outcome=job.outcome,
                 submission_id=job.attempt.submission_id,
                 step=job.step,
                 tokens=job.step * 2048,
@@ -223,7 +252,7 @@ class FakeTraining:
 
     def _signs(self, job: FakeJob) -> Iterator[RankSign]:
         for rank, pod in job.ranks.items():
-            loaded = job.stage_step > 0 or self.world.now_s - job.began_s >= LOADS_IN_S
+            loaded = not job.loading and (job.stage_step > 0 or self.world.now_s - job.began_s >= LOADS_IN_S)
             beat = Heartbeat(
                 rank=rank,
                 node=pod["metadata"]["name"],

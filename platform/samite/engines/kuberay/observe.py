@@ -69,6 +69,8 @@ class Observer:
     def look(self, run: Mapping[str, Any], memory: Memory, sight: Sight, now_s: float) -> Observed:
         """Everything known now. `now_s` is the clock that `decide` gets. Raises nothing: a source that fails is unknown."""
         name, uid = run["metadata"]["name"], run["metadata"]["uid"]
+        if memory.recovery is not None and sight.storage is not None:
+            sight.storage.look_soon()  # the next attempt waits for a listing from after the end of the last
         submissions = wanted_submissions(memory)
         objects = self._objects(name, uid, memory, sight)
         clusters, views = [], {}
@@ -152,7 +154,8 @@ class Observer:
     # Attempts, ranks, storage
 
     def _attempt(self, submission_id: str, view: RayView, report: LeaseReport | None, sight: Sight, cluster_id: str) -> AttemptObserved:
-        status, message = view.jobs.get(submission_id, (None, ""))
+        job = view.jobs.get(submission_id)
+        status = job.status if job is not None else None
         mine = report is not None and report.submission_id == submission_id
         reports = (*report.failures, *reports_of_kubelet(report, sight.ends)) if report is not None and mine else ()
         result = report.result if report is not None and mine else None
@@ -162,7 +165,8 @@ class Observer:
         return AttemptObserved(
             submission_id=submission_id,
             job_status=status,
-            job_message=message,
+            job_message=job.message if job is not None else "",
+            actors_left=job.actors_left if job is not None else None,
             result=result,
             reports=reports,
             log_tail=self._log_tail(sight.uid, cluster_id, submission_id) if failed and view.answers else (),

@@ -100,18 +100,23 @@ def node_observed(
     ray_age_s: float,
     known_end: Ended | None = None,
 ) -> NodeObserved:
-    """One pod as a node of the cluster. `ready`: joined Ray and passed its probe; None if Ray did not answer."""
+    """One pod as a node of the cluster. `ready`: joined Ray and passed its probe; None if Ray did not answer.
+
+    A worker whose container runs on a machine, and which nobody speaks badly of, is about to join; one that waits for an image or a machine is not.
+    """
     end = ended(pod) or known_end
     facts = [*_end_facts(end), *_machine_facts(pod, machine), *_notices(pod, machine)]
     if ray_dead:
         facts.append(NodeFact(source=Source.RAY_NODE, says=NodeSays.DEAD, detail="Ray reports the node dead", age_s=ray_age_s))
     dead = any(fact.says is NodeSays.DEAD for fact in facts)
+    starting = ready is False and not is_head(pod) and not is_terminating(pod) and _status(pod).get("phase") == "Running"
     return NodeObserved(
         name=name_of(pod),
         head=is_head(pod),
         host=host_of(pod),
         rack=_rack(machine),
         ready=False if dead or is_terminating(pod) else ready,
+        joining=starting and not facts,
         facts=tuple(facts),
     )
 

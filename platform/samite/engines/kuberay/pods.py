@@ -28,7 +28,7 @@ def head_template(run: Mapping[str, Any], cluster_id: str, stage_index: int, run
         {"name": "client", "containerPort": 10001},
     ]
     container = {
-        **_container(run, cluster_id, runtime, runtime.head),
+        **_container(run, cluster_id, runtime, runtime.head, head=True),
         "name": names.RAY_CONTAINER_HEAD,
         "resources": _resources(runtime.head, {}),
         "ports": ports,
@@ -56,7 +56,7 @@ def worker_template(
     devices = {runtime.gpu_resource: str(gpus)} if gpus else {}
     probe = {"path": "/api/local_raylet_healthz", "port": AGENT_PORT}
     container = {
-        **_container(run, cluster_id, runtime, runtime.worker),
+        **_container(run, cluster_id, runtime, runtime.worker, head=False),
         "name": names.RAY_CONTAINER_WORKER,
         "resources": _resources(runtime.worker, devices),
         "readinessProbe": {"httpGet": probe, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 5},
@@ -174,7 +174,7 @@ def _pod_spec(run: Mapping[str, Any], runtime: Runtime, settings: PodSettings, c
     return spec
 
 
-def _container(run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settings: PodSettings) -> Document:
+def _container(run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settings: PodSettings, *, head: bool) -> Document:
     mounts: list[Document] = [{"name": "samite-home", "mountPath": names.HOME}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - an emptyDir
     if settings.shared_memory:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - an emptyDir
@@ -190,7 +190,7 @@ def _container(run: Mapping[str, Any], cluster_id: str, runtime: Runtime, settin
         "command": ["/bin/bash", "-c", "--"],
         "args": [START],
         "workingDir": names.HOME,
-        "env": container_environment(run, cluster_id, runtime, settings),
+        "env": container_environment(run, cluster_id, runtime, settings, head=head),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

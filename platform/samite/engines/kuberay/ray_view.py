@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from samite.engines.kuberay import names
-from samite.engines.ray_jobs import RayJobs
+from samite.engines.ray_jobs import Job, RayJobs
 from samite.errors import NotFoundError, SamiteError
 from samite.lifecycle import JobStatus, Memory
 
@@ -13,13 +13,23 @@ JobsOf = Callable[[str, str, str], RayJobs]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class JobSeen:
+    """What the dashboard said about one submission."""
+
+    status: JobStatus
+    message: str = ""
+    actors_left: int | None = None
+    """Actors of an ended one that are not dead. None: it runs, or Ray did not say."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RayView:
     """One cluster's dashboard in one turn."""
 
     states: Mapping[str, str] | None = None
     """`ALIVE` or `DEAD` by address; None: it did not answer."""
-    jobs: Mapping[str, tuple[JobStatus, str]] = field(default_factory=dict)
-    """(status, message) of each submission that it answered about."""
+    jobs: Mapping[str, JobSeen] = field(default_factory=dict)
+    """Each submission that it answered about."""
 
     @property
     def answers(self) -> bool:
@@ -33,16 +43,26 @@ def look_at_ray(jobs: RayJobs, submissions: Iterable[str]) -> RayView:
         states = jobs.node_states()
     except (SamiteError, KeyError, TypeError):
         return RayView()
-    found: dict[str, tuple[JobStatus, str]] = {}
+    found: dict[str, JobSeen] = {}
     for submission_id in submissions:
         try:
             job = jobs.job(submission_id)
-            found[submission_id] = (JobStatus(job.status.value), job.message)
+            found[submission_id] = JobSeen(status=JobStatus(job.status.value), message=job.message, actors_left=_actors_left(jobs, job))
         except NotFoundError:
-            found[submission_id] = (JobStatus.NOT_FOUND, "")
+            found[submission_id] = JobSeen(status=JobStatus.NOT_FOUND)
         except (SamiteError, KeyError, ValueError):
             break
     return RayView(states=states, jobs=found)
+
+
+def _actors_left(jobs: RayJobs, job: Job) -> int | None:
+    """Asked only of a submission that is over: then it says whether a rank may still live."""
+    if not job.status.is_over or not job.ray_job_id:
+        return None
+    try:
+        return jobs.actors_left(job.ray_job_id)
+    except (SamiteError, KeyError, TypeError):
+        return None
 
 
 def jobs_of_service(cluster_id: str, namespace: str, token: str) -> RayJobs:

@@ -93,6 +93,10 @@ class StorageWatch:
 
     # What is wanted
 
+    def look_soon(self) -> None:
+        """List now instead of after the period: somebody waits for a listing that is younger than something that just happened."""
+        self._wake.set()
+
     def probe(self, probe_id: str) -> None:
         """Try everything that the format needs, in the real prefix."""
         self._want(f"probe:{probe_id}", lambda: self._probe(probe_id))

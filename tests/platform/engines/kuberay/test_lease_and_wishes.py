@@ -22,11 +22,11 @@ from samite.engines.kuberay.fake_api import FakeApi
 from samite.engines.kuberay.heartbeats import LeaseWatch, ranks_of, reports_of_kubelet
 from samite.engines.kuberay.pod_facts import Ended
 from samite.engines.kuberay.runtime import Runtime
-from samite.engines.kuberay.submission import submission_of
+from samite.engines.kuberay.submission import attempt_in, submission_of
 from samite.engines.kuberay.wishes import answered, request_annotation, wishes_of
 from samite.errors import ConflictError, NotAllowedError, NotFoundError, TemporaryError
 from samite.lifecycle import Memory, ProcessState, Request, RequestKind, Submit
-from samite.spec.attempt import AttemptSpec, Heartbeat
+from samite.spec.attempt import Heartbeat
 from samite.spec.lease import CONTROL, FAILURES, HEARTBEATS, RESULT, SUBMISSION, RankSign, heartbeats_annotation
 
 SUB = "demo-s00-a1"
@@ -147,12 +147,17 @@ def test_a_submission_carries_the_attempt_and_no_bookkeeping_of_the_server(make_
         cluster_id="c", submission_id=SUB, attempt=1, stage_index=0, num_workers=2, num_nodes=2, worker_group_restarts=2, resume="none"
     )
     found = submission_of(action, run, Runtime())
-    assert found.entrypoint == "exec python -m samite_workloads.entrypoint --attempt-env --ray"
-    attempt = AttemptSpec.unpack(found.environment["SAMITE_ATTEMPT"])
+    assert found.entrypoint.startswith("exec env SAMITE_ATTEMPT=")
+    assert found.entrypoint.endswith(" python -m samite_workloads.entrypoint --attempt-env --ray")
+    attempt = attempt_in(found.entrypoint)
     assert (attempt.run_folder, attempt.checkpoint_uri, attempt.num_workers) == ("/var/lib/samite/runs/demo", "s3://bucket/demo", 2)
     assert attempt.run["metadata"] == {"name": "demo", "namespace": "team-a"}
-    assert found.environment["MODE"] == "fast"
-    assert "KEY" not in found.environment
+    assert found.environment == {"MODE": "fast"}, "nothing else, or every rank would need a fresh process"
+
+
+def test_an_entry_point_without_an_attempt_says_what_was_found():
+    with pytest.raises(ValueError, match="found 'exec true'"):
+        attempt_in("exec true")
 
 
 def test_wishes_are_read_from_the_object_and_nonsense_is_left_out(run):

@@ -239,6 +239,13 @@ def test_the_head_keeps_away_from_the_workers_of_its_own_cluster_and_from_what_t
     assert head["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] == [{"topologyKey": "rack"}]
 
 
+def test_workers_load_what_ranks_need_while_they_wait_and_the_head_gives_a_stopped_driver_time_for_its_last_words(run):
+    head, worker = map(variables, pod_specs(cluster_of(run)))
+    assert worker["RAY_preload_python_modules"]["value"].split(",")[-1] == "samite_workloads.train.loop"
+    assert "RAY_preload_python_modules" not in head
+    assert float(head["RAY_JOB_STOP_WAIT_TIME_S"]["value"]) >= 3
+
+
 def test_kueue_is_asked_by_labels_and_topology_annotations(run):
     cluster = cluster_of(run, runtime=RUNTIMES["queued"])
     assert cluster["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"

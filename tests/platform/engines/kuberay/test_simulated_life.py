@@ -5,6 +5,7 @@ import secrets
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -17,7 +18,7 @@ from samite.engines.kuberay.fake_kuberay import FakeKubeRay
 from samite.engines.kuberay.fake_training import FakeTraining
 from samite.engines.kuberay.runtime import Runtime
 from samite.engines.ray_jobs import RayJobs
-from samite.lifecycle import DESTRUCTIVE, KillRanks, Memory, Phase, ReplaceNode, RequestCheckpoint, RunPlan, Submit
+from samite.lifecycle import DESTRUCTIVE, KillRanks, Memory, Phase, ReplaceNode, RequestCheckpoint, RunPlan, StopSubmission, Submit
 from samite.lifecycle.decide import decide
 from samite.lifecycle.evidence import Evidence, Source
 from samite.spec import TrainingRun
@@ -44,12 +45,16 @@ class Dashboard(BaseHTTPRequestHandler):
         self.tokens.add(self.headers.get("Authorization", ""))
         if rest == ["api", "v0", "nodes"]:
             return self._answer(200, {"data": {"result": {"result": list(self.training.nodes(cluster))}}})
+        if rest == ["api", "v0", "actors"]:
+            left = self.training.actors_left(parse_qs(self.path.partition("?")[2])["filter_values"][0])
+            return self._answer(200, {"data": {"result": {"total": left, "num_after_truncation": left, "result": [{}] * left}}})
         job = self.training.job(cluster, rest[2])
         if job is None:
             return self._answer(404, {})
         if rest[-1] == "logs":
             return self._answer(200, {"logs": "driver: says nothing"})
-        return self._answer(200, {"status": job.status, "message": job.message, "driver_exit_code": None})
+        answer = {"status": job.status, "message": job.message, "driver_exit_code": None, "job_id": job.attempt.submission_id}
+        return self._answer(200, answer)
 
     def do_POST(self) -> None:
         _, cluster, *rest = self.path.split("/")
@@ -63,7 +68,7 @@ class Dashboard(BaseHTTPRequestHandler):
             if job.status == "RUNNING":
                 job.status = "STOPPED"
             return self._answer(200, {"stopped": True})
-        created = self.training.submit(cluster, body["submission_id"], body["runtime_env"]["env_vars"])
+        created = self.training.submit(cluster, body["submission_id"], body["entrypoint"])
         if not created:
             return self._answer(500, {"error": f"Job with submission_id {body['submission_id']} already exists."})
         return self._answer(200, {"submission_id": body["submission_id"]})
@@ -199,6 +204,47 @@ def test_with_a_spare_the_next_attempt_does_not_wait_for_the_replacement(live):
     life.world.cut_power(life.pods_of_ranks()[0]["spec"]["nodeName"])
     life.until(lambda: life.training.submitted[-1] == "demo-s00-a2", within=60)
     life.until(lambda: life.memory.phase is Phase.SUCCEEDED)
+
+
+def test_the_next_attempt_follows_the_stop_of_the_last_at_once_although_a_new_worker_group_was_loading(live):
+    life = live(spares=1, machines=4, stages=1)
+    life.until_training()
+    job = life.training.jobs["demo-s00-a1"]
+    life.world.cut_power(life.pods_of_ranks()[0]["spec"]["nodeName"])
+    life.until(lambda: life.of(StopSubmission), within=40)
+    job.loading = True  # Ray had restarted the worker group, whose ranks load for long without a sign
+    stopped_s = life.world.now_s
+    life.until(lambda: life.training.submitted[-1] == "demo-s00-a2", within=60)
+    assert life.world.now_s - stopped_s <= 5
+    life.until(lambda: life.memory.phase is Phase.SUCCEEDED)
+
+
+def test_the_next_attempt_is_submitted_while_the_replacement_joins_ray(live):
+    life = live(spares=0, machines=4, stages=1)
+    life.training.joins_after_s = 20.0
+    life.run["spec"]["stages"][0]["budget"]["steps"] = 40
+    life.until_training()
+    victim = life.pods_of_ranks()[1]
+    life.world.cut_power(victim["spec"]["nodeName"])
+    life.until(lambda: life.training.submitted[-1] == "demo-s00-a2", within=60)
+    (joining,) = [node for node in life.observed.cluster[0].nodes if node.joining]
+    assert joining.name != victim["metadata"]["name"]
+    assert joining.ready is False
+    life.until(lambda: life.memory.phase is Phase.SUCCEEDED, within=120)
+    assert life.training.submitted == ["demo-s00-a1", "demo-s00-a2"]
+
+
+@pytest.mark.parametrize("why", ["image", "machine"])
+def test_a_replacement_that_waits_for_an_image_or_a_machine_is_not_about_to_join(live, why: str):
+    life = live(spares=0, machines=4 if why == "image" else 3, stages=1)
+    life.until_training()
+    life.world.unpullable = {life.pods_of_ranks()[0]["spec"]["containers"][0]["image"]} if why == "image" else set()
+    life.world.cut_power(life.pods_of_ranks()[1]["spec"]["nodeName"])
+    life.until(lambda: life.memory.phase is Phase.RECOVERING and life.memory.live is None, within=60)
+    for _ in range(15):
+        life.turn()
+        assert not [node for node in life.observed.cluster[0].nodes if node.joining]
+    assert life.training.submitted == ["demo-s00-a1"]
 
 
 def test_a_node_that_only_kubernetes_calls_not_ready_loses_nothing(live):
@@ -377,3 +423,18 @@ def test_a_rank_that_must_die_is_asked_first_and_then_its_pod_is_ended(live):
         life.turn()
     assert life.engine.apply(life.run, life.plan, [action], runtime=Runtime()) == []
     assert life.api.look(POD, "team-a", pod) is None
+
+
+def test_deleted_workers_leave_the_head_and_cost_nobody_anything(live):
+    life = live(stages=1, retention={"onSuccess": "DeleteWorkers"})
+    life.until(lambda: life.memory.phase is Phase.SUCCEEDED)
+    life.until(lambda: not life.worker_pods(), within=40)
+    life.turn()
+    (cluster,) = life.api.every(RAY_CLUSTER)
+    assert [(group["replicas"], group["minReplicas"]) for group in cluster["spec"]["workerGroupSpecs"]] == [(0, 0)]
+    assert life.training.head_of(cluster["metadata"]["name"]) is not None
+    patches = [call for call in life.api.calls if call[:2] == ("patch", "rayclusters")]
+    life.turn()
+    assert [call for call in life.api.calls if call[:2] == ("patch", "rayclusters")] == patches
+    assert life.of(DESTRUCTIVE) == []
+    assert life.problems == []
