@@ -166,6 +166,7 @@ def test_wishes_arrive_in_the_stored_object_however_fast_they_come(place: Place)
     place.samite("cancel", "demo", "--yes")
     annotations = place.stored()["metadata"]["annotations"]
     assert annotations.pop("samite.dev/cancel") == "true"
+    assert annotations.pop("samite.dev/submitted-by") == "lone-admin", "as the API server knows us"
     assert sorted(json.loads(text)["verb"] for text in annotations.values()) == ["restart", "resume"]
 
 

@@ -34,6 +34,10 @@ def logs(
     attempt: Annotated[
         int | None, typer.Option("--attempt", min=0, help="Attempt to show; default the newest, 0 for all.", show_default=False)
     ] = None,
+    previous: Annotated[
+        bool,
+        typer.Option("--previous", "-p", help="The attempt before the newest; of node or operator, the container before its last restart."),
+    ] = False,
     grep: Annotated[str, typer.Option("--grep", help="Only lines that match this regular expression.", show_default=False)] = "",
     tail: Annotated[int, typer.Option("--tail", min=0, help="Last lines of each file to begin with; 0 for all.")] = 0,
 ) -> None:
@@ -48,14 +52,19 @@ def logs(
         pattern = re.compile(grep) if grep else None
     except re.error as error:
         raise UsageError(f"--grep {grep!r} is not a regular expression: {error}") from error
+    if previous and (follow or attempt is not None):
+        raise UsageError(f"--previous is one attempt, and it is over: leave {'--follow' if follow else '--attempt'} out")
     client, found = find(run)
-    choice = LogChoice(source=source, ranks=frozenset(_numbers(rank)), attempt=attempt)
+    choice = LogChoice(source=source, ranks=frozenset(_numbers(rank)), attempt=attempt, previous=previous)
     if follow:
         follow_run(client, found, choice, pattern)
         return
     streams = client.logs(found, choice).streams()
     if not streams:
-        raise NotFoundError(f"run {found.name!r} has no logs of source {source!r}" + (f", rank {rank}" if rank else "") + " yet")
+        which = f"logs of source {source!r}" + (f", rank {rank}" if rank else "")
+        raise NotFoundError(
+            f"run {found.name!r} has no {which} before its newest" if previous else f"run {found.name!r} has no {which} yet"
+        )
     for stream in streams:
         lines = list(stream.drain(last=True)) if tail else stream.drain(last=True)
         for line in lines[-tail:] if isinstance(lines, list) else lines:

@@ -54,6 +54,15 @@ class LogChoice:
     """Empty: every rank."""
     attempt: int | None = None
     """None: the newest; 0: all."""
+    previous: bool = False
+    """The attempt before the newest, and of a pod the container that ran before the one that runs now."""
+
+    def of_attempts(self, numbers: Sequence[int]) -> frozenset[int]:
+        """Those of `numbers` that are chosen."""
+        in_order = sorted(set(numbers))
+        if self.previous:
+            return frozenset(in_order[-2:-1])
+        return frozenset(in_order[-1:] if self.attempt is None else [number for number in in_order if self.attempt in {0, number}])
 
 
 class LogStream(Protocol):

@@ -37,7 +37,10 @@ class World:
     forbidden: set[tuple[str, str]] = field(default_factory=set)
     """(verb, plural) that an access review denies."""
     logs: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    previous_logs: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """(pod, container): what the container printed, with timestamps."""
+    user: str = ""
+    """Who a login is; empty: this server does not tell (403)."""
     silent_s: float = 0.0
     """Answers come so late."""
     version: dict[str, str] = field(default_factory=lambda: {"major": "1", "minor": "37", "gitVersion": "v1.37.2"})
@@ -83,11 +86,21 @@ class _Handler(BaseHTTPRequestHandler):
             wanted = body["spec"]["resourceAttributes"]
             resource = "/".join(part for part in (wanted["resource"], wanted["subresource"]) if part)
             return 201, {**body, "status": {"allowed": (wanted["verb"], resource) not in world.forbidden}}
+        if plural == "selfsubjectreviews":
+            if not world.user:
+                return 403, {"kind": "Status", "message": "forbidden", "reason": "Forbidden", "code": 403}
+            return 201, {**body, "status": {"userInfo": {"username": world.user, "groups": ["system:authenticated"]}}}
         if found is None or plural not in KINDS or plural in world.unknown_kinds:
             return 404, {"kind": "Status", "message": "the server could not find the requested resource", "reason": "NotFound", "code": 404}
         kind, namespace, name = KINDS[plural], found["namespace"] or "", found["name"] or ""
         if found["sub"] == "log":
-            return 200, _since(world.logs.get((name, query["container"]), b""), query.get("sinceTime", ""))
+            container = query["container"]
+            if query.get("previous") == "true":
+                if (name, container) not in world.previous_logs:
+                    message = f'previous terminated container "{container}" in pod "{name}" not found'
+                    return 400, {"kind": "Status", "message": message, "reason": "BadRequest", "code": 400}
+                return 200, world.previous_logs[name, container]
+            return 200, _since(world.logs.get((name, container), b""), query.get("sinceTime", ""))
         if self.command == "GET" and name:
             return 200, world.api.get(kind, namespace, name)
         if self.command == "GET":

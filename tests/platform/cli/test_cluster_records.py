@@ -12,6 +12,7 @@ from samite.checkpoint import open_store
 from samite.checkpoint.records import part_key, recorded_files
 from samite.engines.kuberay.api import EVENT, LEASE, POD, TRAINING_RUN
 from samite.engines.kuberay.client_events import reason_of
+from samite.engines.kuberay.client_logs import OPERATOR_LABELS
 from samite.engines.kuberay.client_records import RecordLog
 from samite.telemetry.events import EventRecord
 from samite.telemetry.instruments import Severity
@@ -58,17 +59,27 @@ def kubernetes_event(
 
 
 def pod(
-    world: World, name: str, *, role: str = "worker", phase: str = "Running", node: str = "node-1", container: str = "ray-worker"
+    world: World,
+    name: str,
+    *,
+    role: str = "worker",
+    phase: str = "Running",
+    node: str = "node-1",
+    container: str = "ray-worker",
+    restarts: int = 1,
 ) -> None:
+    """A pod of the run; with role `operator`, one of the operator's."""
+    operator = role == "operator"
+    labels = OPERATOR_LABELS if operator else {"samite.dev/run": "demo", "samite.dev/role": role}
     world.api.put(
         POD,
         {
-            "metadata": {"name": name, "namespace": "team-a", "labels": {"samite.dev/run": "demo", "samite.dev/role": role}},
+            "metadata": {"name": name, "namespace": "samite-system" if operator else "team-a", "labels": labels},
             "spec": {"nodeName": node, "containers": [{"name": container}]},
             "status": {
                 "phase": phase,
                 "conditions": [{"type": "Ready", "status": "True"}],
-                "containerStatuses": [{"name": container, "restartCount": 1, "state": {"running": {}}}],
+                "containerStatuses": [{"name": container, "restartCount": restarts, "state": {"running": {}}}],
             },
         },
     )
@@ -121,6 +132,7 @@ def test_logs_of_ranks_are_read_from_storage_when_every_pod_is_gone(shell, store
     assert shell(*PROD, "logs", "demo", "--rank", "1").stdout == "a2 rank-1: bad \N{REPLACEMENT CHARACTER} byte \n"
     assert shell(*PROD, "logs", "demo", "--source", "driver").stdout == "a2 driver: driver\n"
     assert shell(*PROD, "logs", "demo", "-f", "--source", "all").stdout.count("\n") == 3
+    assert shell(*PROD, "logs", "demo", "--rank", "0", "--previous").stdout == "a1 rank-0: attempt 1\n"
 
 
 def test_a_recorded_log_of_many_parts_is_one_log_also_when_a_part_is_cut_at_a_line(tmp_path: Path):
@@ -167,6 +179,27 @@ def test_a_followed_pod_repeats_no_line(shell, stored, world: World, storage: Pa
     done = shell(*PROD, "logs", "demo", "-f", "--source", "node")
     thread.join(timeout=10)
     assert [line.rpartition(" ")[2] for line in done.stdout.splitlines()] == ["one", "two", "three", "four"]
+
+
+def test_the_container_before_the_last_restart_is_read_where_the_kubelet_still_has_it(shell, stored, world: World, storage: Path):
+    stored(uri=f"file://{storage}")
+    for name, restarts in (("samite-operator-1", 2), ("samite-operator-2", 1), ("samite-operator-3", 0)):
+        pod(world, name, role="operator", container="operator", restarts=restarts)
+        world.logs[name, "operator"] = b"2026-11-30T10:00:01.5Z run demo now\n"
+    world.previous_logs["samite-operator-1", "operator"] = b"2026-11-30T09:00:01.5Z run demo before\n2026-11-30T09:00:02.5Z run other\n"
+    done = shell(*PROD, "logs", "demo", "--source", "operator", "--previous")
+    assert done.stdout == "samite-operator-1: run demo before\n"
+
+
+def test_a_run_of_one_attempt_has_no_previous_one(shell, stored, storage: Path):
+    stored(uri=f"file://{storage}")
+    record(storage, "demo-s00-a1/logs/rank-0.000000.log", "x\n")
+    assert "has no logs of source 'rank' before its newest" in shell(*PROD, "logs", "demo", "--previous", code=5).stderr
+
+
+@pytest.mark.parametrize("flag", [("-f",), ("--attempt", "1")])
+def test_previous_names_one_attempt_and_nothing_more(shell, flag: tuple[str, ...]):
+    assert "--previous is one attempt" in shell(*PROD, "logs", "demo", "--previous", *flag, code=2).stderr
 
 
 def test_a_source_without_logs_is_not_found(shell, stored, storage: Path):

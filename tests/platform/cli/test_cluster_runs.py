@@ -27,6 +27,30 @@ def test_a_submitted_run_is_one_call_with_the_whole_document_and_suggestions_tha
     assert body["spec"]["checkpoint"]["interval"] == {"steps": 100}
 
 
+@pytest.mark.parametrize("words", [(), ("--dry-run=server",)])
+def test_a_run_carries_the_name_that_the_server_knows_its_submitter_by(shell, world: World, spec_file: Path, words: tuple[str, ...]):
+    world.user = "oidc:alice@example.org"
+    shell("submit", "-f", str(spec_file), *words)
+    ((_, body),) = world.asked("POST", "trainingruns")
+    assert body["metadata"]["annotations"] == {"samite.dev/submitted-by": "oidc:alice@example.org"}
+
+
+def test_a_name_that_the_document_gives_is_left_to_the_server_to_judge(shell, world: World, spec_file: Path):
+    world.user = "alice"
+    document = json.loads(spec_file.read_text())
+    document["metadata"]["annotations"] = {"samite.dev/submitted-by": "carol", "note": "x"}
+    spec_file.write_text(json.dumps(document))
+    shell("submit", "-f", str(spec_file))
+    ((_, body),) = world.asked("POST", "trainingruns")
+    assert body["metadata"]["annotations"] == {"samite.dev/submitted-by": "carol", "note": "x"}
+
+
+def test_a_server_that_does_not_say_who_we_are_costs_the_name_and_nothing_else(shell, world: World, spec_file: Path):
+    shell("submit", "-f", str(spec_file))
+    ((_, body),) = world.asked("POST", "trainingruns")
+    assert "samite.dev/submitted-by" not in (body["metadata"].get("annotations") or {})
+
+
 def test_the_same_run_again_is_no_error_also_when_it_was_suspended_meanwhile(shell, world: World, spec_file: Path):
     shell("submit", "-f", str(spec_file))
     world.api.put(TRAINING_RUN, {"metadata": {"name": "demo", "namespace": "team-a"}, "spec": {"suspend": True}})

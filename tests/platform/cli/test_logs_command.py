@@ -76,6 +76,26 @@ def test_the_newest_attempt_is_shown_unless_another_is_asked_for(tmp_path: Path)
     assert [stream.label for stream in newest.streams()] == ["a10 rank-1"]
     every = LogFiles(tmp_path, LogChoice(source="rank", ranks=frozenset({0}), attempt=0))
     assert [stream.label for stream in every.streams()] == ["a1 rank-0", "a2 rank-0", "a10 rank-0"]
+    (tmp_path / "supervisor.log").write_text("x\n")
+    before = LogFiles(tmp_path, LogChoice(source="all", previous=True))
+    assert [stream.label for stream in before.streams()] == ["a2 rank-0", "a2 rank-1"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "choice", "chosen"),
+    [
+        ([], LogChoice(previous=True), set()),
+        ([7], LogChoice(previous=True), set()),
+        ([2, 10, 2, 9], LogChoice(previous=True), {9}),
+        ([2, 10, 9], LogChoice(), {10}),
+        ([2, 10, 9], LogChoice(attempt=0), {2, 9, 10}),
+        ([2, 10, 9], LogChoice(attempt=9), {9}),
+        ([2, 10, 9], LogChoice(attempt=3), set()),
+        ([], LogChoice(), set()),
+    ],
+)
+def test_attempts_are_chosen_by_number(numbers: list[int], choice: LogChoice, chosen: set[int]):
+    assert choice.of_attempts(numbers) == chosen
 
 
 def test_a_closed_pipe_ends_the_command_quietly(tmp_path: Path):

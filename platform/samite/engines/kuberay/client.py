@@ -80,8 +80,8 @@ class ClusterEngine:
         return 2.0
 
     def submit(self, document: dict[str, Any], source: str) -> Submitted[ClusterRun]:  # noqa: ARG002 - the object itself is the record
-        """Make the TrainingRun in one call."""
-        wanted = manifest(document, self.where.namespace)
+        """Make the TrainingRun in one call, under the name that the API server knows us by: approvals must come from somebody else."""
+        wanted = self._signed(manifest(document, self.where.namespace))
         try:
             made = self.api.create_strictly(TRAINING_RUN, self.where.namespace, wanted)
         except ConflictApiError:
@@ -90,7 +90,7 @@ class ClusterEngine:
 
     def check(self, document: dict[str, Any]) -> Document:
         """What the API server would make of the run: schema, rules, admission and defaults; nothing is kept."""
-        wanted = manifest(document, self.where.namespace)
+        wanted = self._signed(manifest(document, self.where.namespace))
         try:
             return self.api.create_strictly(TRAINING_RUN, self.where.namespace, wanted, dry_run=True)
         except ConflictApiError:
@@ -236,6 +236,14 @@ class ClusterEngine:
                 self.api.patch(TRAINING_RUN, run.namespace, run.name, patch)
                 return stage
         raise ConflictError(f"run {run.name!r} changed {_TRIES} times while {stage!r} was being approved; nothing was changed. Try again")
+
+    def _signed(self, wanted: Document) -> Document:
+        """`wanted` with who submits it, as the API server itself says. Its policy compares that with the login, so it cannot be somebody else's name;
+        where the server writes the name by itself (Kubernetes 1.36 and newer), it is the same one."""
+        annotations = wanted["metadata"].get("annotations") or {}
+        if names.SUBMITTED_BY in annotations or not (user := self._user()):
+            return wanted
+        return {**wanted, "metadata": {**wanted["metadata"], "annotations": {**annotations, names.SUBMITTED_BY: user}}}
 
     def _user(self) -> str:
         """Who the API server takes us for; empty if it does not tell."""

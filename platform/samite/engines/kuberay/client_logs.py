@@ -83,8 +83,8 @@ class ClusterLogs:
 
     def _list(self, store: "Store") -> None:
         found = submissions(store)
-        wanted = found[-1:] if self._choice.attempt is None else [n for n in found if self._choice.attempt in {0, attempt_number(n)}]
-        for submission in wanted:
+        chosen = self._choice.of_attempts([attempt_number(name) for name in found])
+        for submission in (name for name in found if attempt_number(name) in chosen):
             files = recorded_files(store, submission)
             for name in sorted(filter(self._wants, files), key=_order):
                 log = self._recorded.setdefault((submission, name), RecordLog(store, submission, name))
@@ -103,11 +103,12 @@ class ClusterLogs:
         pods = self._api.list(POD, namespace, labels=labels).items
         found: list[LogStream] = []
         for pod in sorted(pods, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"])):
-            for container in started_containers(pod):
+            for container in started_containers(pod, previous=self._choice.previous):
                 key = (pod["metadata"].get("uid", pod["metadata"]["name"]), container)
                 several = len(pod["spec"]["containers"]) > 1
                 label = f"{pod['metadata']['name']} {container}" if several else pod["metadata"]["name"]
-                stream = PodLog(self._api, namespace, pod["metadata"]["name"], container, label=label, only=only)
+                name, before = pod["metadata"]["name"], self._choice.previous
+                stream = PodLog(self._api, namespace, name, container, label=label, only=only, previous=before)
                 found.append(self._pods.setdefault(key, stream))
         return found
 
@@ -115,22 +116,30 @@ class ClusterLogs:
 class PodLog:
     """One container's log through the API server. `LogStream`."""
 
-    def __init__(self, api: "CommandApi", namespace: str, pod: str, container: str, *, label: str, only: str = "") -> None:
+    def __init__(
+        self, api: "CommandApi", namespace: str, pod: str, container: str, *, label: str, only: str = "", previous: bool = False
+    ) -> None:
         self.label = label
         self._api = api
         self._path = f"{POD.path(namespace, pod)}/log"
         self._container = container
         self._only = only
+        self._previous = previous
         self._last = ""
         self._same: set[str] = set()
 
     def drain(self, *, last: bool = False) -> Iterator[str]:  # noqa: ARG002 - the server's answer ends with whole lines
         """Lines since the last call. A pod that is gone, or a server that does not answer now, has nothing new to say."""
-        query = {"container": self._container, "timestamps": "true"} | ({"sinceTime": self._last} if self._last else {})
+        query = {"container": self._container, "timestamps": "true"}
+        query |= ({"sinceTime": self._last} if self._last else {}) | ({"previous": "true"} if self._previous else {})
         try:
             data = self._api.text(self._path, query)
         except (NotFoundError, TemporaryError):
             return
+        except SamiteError as error:
+            if "previous terminated container" in str(error):
+                return  # the kubelet has cleared it away
+            raise
         decoder = LineDecoder()
         for line in (*decoder.feed(data), *decoder.flush()):
             moment, _, text = line.partition(" ")
@@ -150,8 +159,11 @@ def _order(name: str) -> tuple[bool, int, str]:
     return number.isdigit(), int(number) if number.isdigit() else 0, name
 
 
-def started_containers(pod: Document) -> list[str]:
-    """Containers of a pod that have a log."""
+def started_containers(pod: Document, *, previous: bool = False) -> list[str]:
+    """Containers of a pod that have a log; with `previous`, those that ran before and were started again."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    started = {item["name"] for item in statuses if "waiting" not in (item.get("state") or {}) or item.get("restartCount")}
+    if previous:
+        started = {item["name"] for item in statuses if item.get("restartCount")}
+    else:
+        started = {item["name"] for item in statuses if "waiting" not in (item.get("state") or {}) or item.get("restartCount")}
     return [container["name"] for container in pod["spec"]["containers"] if container["name"] in started]

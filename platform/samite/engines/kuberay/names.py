@@ -15,6 +15,8 @@ ROLE = "samite.dev/role"
 """`head` or `worker`, on pods."""
 
 CANCEL = "samite.dev/cancel"
+SUBMITTED_BY = "samite.dev/submitted-by"
+"""On the run: who made it. Said once; the admission policy of the chart compares it with the login."""
 REQUEST_PREFIX = "samite.dev/request-"
 EXCLUDED = "samite.dev/excluded-nodes"
 """On the RayCluster: the node names that its workers' affinity leaves out, for people; the affinity is what counts."""

@@ -32,6 +32,8 @@ class LogFiles:
                 found.append(logs / "driver.log")
             if "rank" in wants:
                 found += sorted((file for file in logs.glob("rank-*.log") if not choice.ranks or _rank(file) in choice.ranks), key=_rank)
+        if choice.previous:
+            return found  # a file of a node or of the supervisor is that of all its lives
         if "node" in wants and not choice.ranks:
             found += sorted((self._run_folder / "logs").glob("*.log"))
         if "supervisor" in wants and not choice.ranks and (self._run_folder / "supervisor.log").is_file():
@@ -40,9 +42,8 @@ class LogFiles:
 
     def _attempts(self) -> list[Path]:
         found = sorted((self._run_folder / "attempts").glob("*-a*"), key=lambda folder: _attempt(folder.name))
-        if self._choice.attempt is None:
-            return found[-1:]
-        return [folder for folder in found if self._choice.attempt in {0, _attempt(folder.name)}]
+        chosen = self._choice.of_attempts([_attempt(folder.name) for folder in found])
+        return [folder for folder in found if _attempt(folder.name) in chosen]
 
 
 class LogFile:
