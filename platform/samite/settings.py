@@ -24,7 +24,7 @@ class Settings:
     def from_environment(cls) -> Self:
         """Read `SAMITE_HOME` and `SAMITE_NO_INPUT`. Raises UsageError if SAMITE_HOME is not an absolute path."""
         text = os.environ.get("SAMITE_HOME", "")
-        home = Path(text).expanduser() if text else Path.home() / ".samite"
+        home = Path(text).expanduser() if text else home_folder() / ".samite"
         if not home.is_absolute():
             raise UsageError(f"SAMITE_HOME must be an absolute path, found {text!r}. Try: export SAMITE_HOME={Path.cwd() / home}")
         return cls(home=home, no_input=os.environ.get("SAMITE_NO_INPUT", "") not in {"", "0", "false"})
@@ -33,3 +33,13 @@ class Settings:
     def runs(self) -> Path:
         """Folder that holds one folder per run."""
         return self.home / "runs"
+
+
+def home_folder() -> Path:
+    """The user's own folder. Raises UsageError where there is none: a container under a number that no one has, without HOME."""
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise UsageError(
+            f"user {os.getuid()} has no home folder (no HOME, no entry in passwd). Try: export HOME=/some/writable/folder, or SAMITE_HOME alone"
+        ) from error

@@ -71,7 +71,12 @@ def library_path() -> Path:
     library = folder / name
     if library.exists():
         return library
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(
+            f"Compiled kernels are kept in {folder}, which cannot be made: {error.strerror}. Name a writable folder: {CACHE_VARIABLE}=/path"
+        ) from error
     with _lock(folder / f"{name}.lock"):
         if not library.exists():
             compile_library(compiler, library)
@@ -145,7 +150,10 @@ def _cache_folder() -> Path:
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samite" / "kernels"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samite" / "kernels"
+    except RuntimeError:  # a container under a number that no one has, without HOME
+        return Path(tempfile.gettempdir()) / f"samite-kernels-{os.getuid()}"
 
 
 def _compiler_digest(compiler: Path) -> str:

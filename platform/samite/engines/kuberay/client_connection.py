@@ -16,6 +16,7 @@ from samite.engines.kuberay.api import Document, Kind, KubernetesApi, error_of
 from samite.engines.kuberay.api_client import RealApi
 from samite.engines.kuberay.client_errors import Where
 from samite.errors import NotFoundError, UsageError
+from samite.settings import home_folder
 
 FIELD_MANAGER = "samite-cli"
 LIMIT_S = 10.0
@@ -161,7 +162,7 @@ def _config() -> Any:
 
 
 def _files(kubeconfig: str) -> str:
-    return kubeconfig or os.environ.get("KUBECONFIG", "") or str(Path.home() / ".kube" / "config")
+    return kubeconfig or os.environ.get("KUBECONFIG", "") or str(home_folder() / ".kube" / "config")
 
 
 def _pod_namespace() -> str:
