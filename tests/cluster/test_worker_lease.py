@@ -43,7 +43,10 @@ def prepare(kubectl: Kubectl, name: str, submission: str) -> None:
     """What the operator makes for a run before it submits, with the engine's own builders."""
     assert kubectl.namespace is not None
     run = run_object(name, kubectl.namespace)
-    kubectl.apply(*(document for _, document in access_objects(run)), heartbeat_lease(run))
+    objects = [document for _, document in access_objects(run)] + [heartbeat_lease(run)]
+    for document in objects:
+        del document["metadata"]["ownerReferences"]  # no such run exists: where there is a garbage collector, it would take them away
+    kubectl.apply(*objects)
     operator_writes(kubectl, name, lease_for_submission(submission))
 
 

