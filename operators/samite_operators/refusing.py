@@ -1,11 +1,14 @@
 """A spec, a memory or a runtime that makes no sense: said in the status, and left alone. What runs goes on running; what is repaired is taken up."""
 
-from samite.engines.kuberay.api import Document
+from samite.engines.kuberay.api import Document, ForbiddenApiError, PermanentApiError
 from samite.errors import SpecError
 from samite_operators.plans import problems_of
 from samite_operators.run_state import Next, RunState
 from samite_operators.services import Services
 from samite_operators.status import refused_status
+
+REFUSALS = (ForbiddenApiError, PermanentApiError)
+"""Answers of the API server that repeating a call at once cannot change."""
 
 
 def refuse(services: Services, run: Document, state: RunState, error: Exception, *, reason: str = "ValidationFailed") -> Next:

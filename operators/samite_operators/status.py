@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from samite.engines.kuberay.api import TRAINING_RUN, Document, KubernetesApi
+from samite.engines.kuberay.api import TRAINING_RUN, Document, KubernetesApi, PermanentApiError
+from samite.engines.kuberay.dropped import dropped_fields, without_fields
 from samite.lifecycle import Action, Condition, ConditionStatus, Memory, Status
 from samite.lifecycle.codec import to_document
 
@@ -153,6 +154,14 @@ def with_note(note: Note, before: Mapping[str, Any], *, run: Mapping[str, Any], 
     return list({**others, **{item["type"]: item for item in made}}.values())
 
 
+_OLDER = (
+    "the API server does not keep {fields}: its definition of TrainingRuns is older than this operator. See `samite crds diff`; "
+    "upgrade the chart, or `samite crds apply`"
+)
+TRY_AGAIN_S = 300.0
+"""Fields that the API server dropped are written again after this: its definitions may be newer by then."""
+
+
 class StatusWriter:
     """Decides for one run whether this turn's status is written, and writes it."""
 
@@ -160,6 +169,13 @@ class StatusWriter:
         self._progress_s = progress_s
         self._written_at_s: float | None = None
         self._actions: tuple[Action, ...] = ()
+        self._dropped: tuple[str, ...] = ()
+        self._dropped_at_s = -1e9
+
+    @property
+    def complaints(self) -> tuple[str, ...]:
+        """What the API server does not keep of what is written, with the remedy; for a condition."""
+        return (_OLDER.format(fields=", ".join(f"status.{path}" for path in self._dropped[:8])),) if self._dropped else ()
 
     def due(
         self,
@@ -177,6 +193,7 @@ class StatusWriter:
         """
         if _essence_of_memory(memory[0]) != _essence_of_memory(memory[1]):
             return "actions" if actions else "change"
+        wanted = without_fields(wanted, self._dropped)
         if self._written_at_s is None:
             self._written_at_s = now_s  # what the process before wrote is as good as ours
         late = now_s - self._written_at_s >= self._progress_s and not settled
@@ -192,13 +209,20 @@ class StatusWriter:
     ) -> Document:
         """Write status and memory in one patch; returns the run as it is stored then. ConflictApiError if somebody else wrote since.
 
-        `memory` None keeps the stored one.
+        `memory` None keeps the stored one. Raises PermanentApiError where the server does not keep the memory: nothing may be done then.
         """
         before = run.get("status") or {}
         after = {**wanted, "memory": pack(memory)} if memory is not None else wanted
+        if now_s - self._dropped_at_s > TRY_AGAIN_S:
+            self._dropped = ()
+        after = without_fields(after, self._dropped)
         patch = {"metadata": {"resourceVersion": run["metadata"]["resourceVersion"]}, "status": merge_patch(before, after)}
         stored = api.patch(TRAINING_RUN, run["metadata"]["namespace"], run["metadata"]["name"], patch, subresource="status")
         self._written_at_s, self._actions = now_s, actions
+        if lost := dropped_fields(after, stored.get("status") or {}):
+            if "memory" in lost:
+                raise PermanentApiError(_OLDER.format(fields="status.memory") + "; until then nothing is done for this run")
+            self._dropped, self._dropped_at_s = (*self._dropped, *lost), now_s
         return stored
 
 

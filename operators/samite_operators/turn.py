@@ -12,21 +12,20 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from samite.engines.kuberay.api import TRAINING_RUN, ConflictApiError, Document, ForbiddenApiError, GoneApiError, RetryableApiError
+from samite.engines.kuberay.api import TRAINING_RUN, ConflictApiError, Document, GoneApiError, RetryableApiError
 from samite.engines.kuberay.wishes import answered
 from samite.errors import SamiteError, SpecError
 from samite.lifecycle import TERMINAL, Decision, Memory, decide
 from samite_operators.clearing import FINALIZER, Clearing
 from samite_operators.plans import Planned, is_ours, plan_of
-from samite_operators.refusing import refuse
+from samite_operators.refusing import REFUSALS, refuse
 from samite_operators.run_state import Next, RunState
 from samite_operators.services import Engine, Services
 from samite_operators.status import Note, StatusWriter, unpack, wanted_status, with_note
 
 _logger = logging.getLogger(__name__)
 SOON_S = 0.2
-HURRY_S = 1.0
-HURRY_FOR_S = 300.0
+HURRY_S, HURRY_FOR_S = 1.0, 300.0
 """A recovery is looked at this often, for so long: somebody waits for its next step, and what is read comes from the watches."""
 
 
@@ -51,7 +50,7 @@ class Turns:
             except RetryableApiError as error:
                 _logger.warning("turn of %s/%s: %s", namespace, name, error)
                 following = Next(in_s=min(max(error.retry_after_s, services.settings.turn_s), 30.0), outcome="unreachable")
-            except ForbiddenApiError as error:
+            except REFUSALS as error:
                 _logger.warning("turn of %s/%s: %s", namespace, name, error)
                 following = Next(in_s=30.0, outcome="refused")
             except Exception:
@@ -159,14 +158,15 @@ class Turns:
                     {"request_verb": denial.verb, "request_resource": denial.resource, "message": denial.message},
                 )
         state.denied = rights
+        problems = (*state.problems, *state.writer.complaints)
         may = f"the operator may not {', '.join(rights)}; grant it, or install the chart's role for this namespace"
         return (
             Note(type="Permitted", holds=not rights, reason="Forbidden" if rights else "Granted", message=may if rights else ""),
             Note(
                 type="Applied",
-                holds=not state.problems,
-                reason="Refused" if state.problems else "Done",
-                message="; ".join(state.problems),
+                holds=not problems,
+                reason="Refused" if problems else "Done",
+                message="; ".join(problems),
             ),
             Note(type="Acting", holds=True, reason="Leading"),
         )

@@ -20,7 +20,9 @@ from box.waiting import until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 CHART = REPOSITORY / "helm" / "samite"
 CRDS = [f"{plural}.samite.dev" for plural in ("clustertrainingruntimes", "nodeblames", "trainingruns", "trainingruntimes")]
+NAMED = "team-keys"
 SMALL = [
+    f"--set=storage.secretNames={{{NAMED}}}",
     '--set-json=operator.resources={"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}',
     "--set=limits.maxWorkers=8",
 ]
@@ -132,9 +134,32 @@ def test_a_run_is_looked_after_without_a_refused_request(release: Release, clust
     refused = [
         (event["verb"], event["requestURI"], event["responseStatus"].get("message", ""))
         for event in cluster.audit()
-        if event["user"]["username"] == release.account and event.get("responseStatus", {}).get("code") == 403
+        if event["user"].get("username") == release.account and event.get("responseStatus", {}).get("code") == 403
     ]
     assert refused == []
+
+
+READ = """
+import ssl, sys, urllib.error, urllib.request
+account = "/var/run/secrets/kubernetes.io/serviceaccount/"
+token, trust = open(account + "token").read(), ssl.create_default_context(cafile=account + "ca.crt")
+for path in sys.argv[1:]:
+    request = urllib.request.Request("https://kubernetes.default.svc/api/v1/" + path, headers={"Authorization": "Bearer " + token})
+    try:
+        print(urllib.request.urlopen(request, context=trust, timeout=10).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
+
+def test_from_its_pod_the_operator_reads_the_secret_that_it_was_named_and_no_other(release: Release):
+    for name in (NAMED, "other-keys"):
+        release.kubectl.within(release.team)("create", "secret", "generic", name, "--from-literal=AWS_ACCESS_KEY_ID=a")
+    team, home = f"namespaces/{release.team}/secrets", f"namespaces/{release.home}/secrets"
+    paths = (f"{team}/{NAMED}", f"{team}/other-keys", team, f"{home}/samite-token-key", "secrets")
+    pod = release.operator()["metadata"]["name"]
+    said = release.kubectl.within(release.home)("exec", pod, "--", "python", "-c", READ, *paths)
+    assert said.split() == ["200", "403", "403", "403", "403"]
 
 
 def test_policies_have_no_warnings_of_the_type_checker(release: Release):

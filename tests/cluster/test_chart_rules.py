@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "operators"))
 from operator_process import OperatorProcess
 from played_world import PlayedWorld, training_run
 
-from samite.engines.kuberay.api import CRD, EVENT, FIELD_MANAGER, TRAINING_RUN
+from samite.engines.kuberay.api import CRD, EVENT, FIELD_MANAGER, SECRET, TRAINING_RUN, ForbiddenApiError
 from samite.engines.kuberay.api_client import RealApi, connect
 from samite.engines.kuberay.client import ClusterEngine
 from samite.lifecycle import RequestKind
@@ -40,7 +40,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 CHART = REPOSITORY / "helm" / "samite"
 DEFINITIONS = [f"{plural}.samite.dev" for plural in ("clustertrainingruntimes", "nodeblames", "trainingruns", "trainingruntimes")]
 HOME, TEAM = "samite-system", "team-a"
-VALUES = [f"--namespace={HOME}", f"--set=scope.namespaces={{{TEAM}}}", "--set=limits.maxWorkers=8", "--set=limits.maxRunsPerNamespace=0"]
+NAMED = "team-keys"
+VALUES = [
+    f"--namespace={HOME}",
+    f"--set=scope.namespaces={{{TEAM}}}",
+    f"--set=storage.secretNames={{{NAMED}}}",
+    "--set=limits.maxWorkers=8",
+    "--set=limits.maxRunsPerNamespace=0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +203,19 @@ def test_the_operator_may_not(server: Kubectl, verb: str, what: str):
     place = [] if len(words) > 1 else [f"--namespace={TEAM}"]
     answer = server("auth", "can-i", verb, *words, *place, f"--as=system:serviceaccount:{HOME}:samite-operator", check=False)
     assert answer.strip().endswith("no")
+
+
+def test_the_operator_reads_the_secret_that_it_was_named_and_no_other(server: Kubectl, tmp_path: Path):
+    for namespace, name in ((TEAM, NAMED), (TEAM, "other-keys"), ("team-b", NAMED)):
+        server.within(namespace)("create", "secret", "generic", name, "--from-literal=AWS_ACCESS_KEY_ID=a")
+    operator = connect(kubeconfig=str(account(server, "samite-operator", tmp_path)), timeout_s=30)
+    assert operator.get(SECRET, TEAM, NAMED)["metadata"]["name"] == NAMED
+    for namespace, name in ((TEAM, "other-keys"), ("team-b", NAMED), (HOME, "samite-token-key"), (HOME, NAMED)):
+        with pytest.raises(ForbiddenApiError, match="secrets"):
+            operator.get(SECRET, namespace, name)
+    for namespace in (TEAM, HOME, ""):
+        with pytest.raises(ForbiddenApiError, match="cannot list"):
+            operator.list(SECRET, namespace)
 
 
 def test_the_operator_may_make_the_workers_role_and_no_wider_one(team: Kubectl):

@@ -141,3 +141,32 @@ def test_the_patch_names_the_version_that_the_turn_began_with(operator: Any):
     version = operator.object["metadata"]["resourceVersion"]
     operator.turn()
     assert seen[0] == version
+
+
+def test_fields_that_an_older_definition_drops_are_named_once_and_written_again_only_after_a_while(make_operator: Any):
+    stage = {"name": "only", "contextLength": 128, "workers": {"min": 2, "max": 2}, "batch": {"tokens": 2048}, "budget": {"steps": 5000}}
+    operator = make_operator(stages=[stage])
+    operator.world.checkpoint_every = 10_000
+    operator.api.unknown["trainingruns"] = ("status.ettr", "status.columns.restarts")
+    operator.until("Running")
+    operator.run(5)
+    message = operator.condition("Applied")["message"]
+    assert "status.ettr" in message
+    assert "status.columns.restarts" in message
+    assert "samite crds" in message
+    before = writes(operator)
+    operator.run(60)
+    assert 5 <= writes(operator) - before <= 7, "as often as progress is written, and no more"
+    operator.api.unknown.clear()
+    operator.run(320)
+    assert "ettr" in operator.status
+    assert operator.condition("Applied")["status"] == "True"
+
+
+def test_nothing_is_done_for_a_run_whose_memory_the_server_does_not_keep(operator: Any):
+    operator.api.unknown["trainingruns"] = ("status.memory",)
+    operator.run(40)
+    assert operator.engine.applied == []
+    assert set(operator.outcomes) == {"refused"}
+    operator.api.unknown.clear()
+    operator.until("Succeeded")

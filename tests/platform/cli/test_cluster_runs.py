@@ -298,3 +298,10 @@ def test_a_node_is_left_out_on_request(shell, stored, world: World):
     shell(*PROD, "nodes", "uncordon", "demo", "gpu-0417")
     requests = wishes_of(run_in(world), Memory()).requests
     assert [(request.kind.value, request.argument) for request in requests] == [("exclude", "gpu-0417"), ("uncordon", "gpu-0417")]
+
+
+@pytest.mark.parametrize("left", [("Suspended", "False"), ("Suspended", "True"), ("Restarting", "True"), ("Succeeded", "Unknown")])
+def test_a_run_that_was_resumed_is_running_whatever_condition_is_left_from_before(shell, stored, spec_file: Path, left: tuple[str, str]):
+    stored(phase="Running", status={"conditions": [{"type": left[0], "status": left[1], "reason": "Before"}]})
+    assert shell("submit", "-f", str(spec_file), "--wait=Running", "--timeout", "5").stdout.startswith("run demo was already submitted")
+    assert "Running" in shell(*PROD, "status", "demo").stdout.splitlines()[0]

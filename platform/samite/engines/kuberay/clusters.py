@@ -23,9 +23,11 @@ from samite.engines.kuberay.api import (
     ForbiddenApiError,
     GoneApiError,
     KubernetesApi,
+    PermanentApiError,
 )
 from samite.engines.kuberay.cluster import ray_cluster
 from samite.engines.kuberay.control import ensure_lease
+from samite.engines.kuberay.dropped import dropped_fields
 from samite.engines.kuberay.features import Features
 from samite.engines.kuberay.node_watch import NodeWatch
 from samite.engines.kuberay.pod_facts import host_of, is_head, is_not_ready, is_terminating, name_of
@@ -64,6 +66,8 @@ class Clusters:
         self._clock = clock
         self._features: Features | None = None
         self._features_at_s = -1e9
+        self._dropped: dict[str, tuple[str, ...]] = {}
+        """Fields that the API server did not keep, by cluster."""
 
     def token(self, uid: str, cluster_id: str) -> str:
         """Ray's token of a cluster."""
@@ -91,6 +95,11 @@ class Clusters:
         if known is None:
             self._prepare(run, action.cluster_id)
         self._write(wanted, known)
+        if lost := self._dropped.get(action.cluster_id):
+            raise PermanentApiError(
+                f"the API server does not keep {', '.join(lost[:8])} of RayCluster {action.cluster_id}: KubeRay's definitions are older than "
+                "what the runtime asks for. Update KubeRay's CRDs, or leave these fields out of the runtime"
+            )
 
     def replace(self, run: Mapping[str, Any], action: ReplaceNode, runtime: Runtime | None) -> None:
         """Delete one pod; KubeRay makes the next. The exclusions are written first, so that it lands elsewhere."""
@@ -191,7 +200,8 @@ class Clusters:
             if (known["metadata"].get("annotations") or {}).get(APPLIED) == digest:
                 return
             metadata["uid"] = known["metadata"]["uid"]
-        self._api.apply(RAY_CLUSTER, self._namespace, wanted)
+        stored = self._api.apply(RAY_CLUSTER, self._namespace, wanted)
+        self._dropped[name_of(wanted)] = dropped_fields(wanted["spec"], stored.get("spec") or {}, "spec")
 
     def _exclude(
         self, run: Mapping[str, Any], cluster: Document, runtime: Runtime, excluded: Iterable[str], avoided: Iterable[str]

@@ -20,6 +20,7 @@ from samite.engines.kuberay.api import (
     Listing,
     error_of,
 )
+from samite.engines.kuberay.dropped import without_fields
 
 Key = tuple[str, str, str]
 Refusals = list[tuple[str, str, ApiError]]
@@ -44,6 +45,8 @@ class FakeApi:
         """(plural, name, grace period) of every delete."""
         self.dead_machines: set[str] = set()
         """Nodes whose kubelet answers nobody, whatever their conditions still say."""
+        self.unknown: dict[str, tuple[str, ...]] = {}
+        """By plural: fields that the definition here does not know, dropped without a word as a real server does."""
         self.on_write: Callable[[str, Document], None] | None = None
         """Called with the verb and the object after each write, like a controller's watch."""
 
@@ -173,6 +176,7 @@ class FakeApi:
 
     def _store(self, kind: Kind, namespace: str, document: Document, verb: str) -> Document:
         self._version += 1
+        document = without_fields(document, self.unknown.get(kind.plural, ()))
         metadata = document["metadata"]
         metadata.setdefault("uid", str(uuid.uuid4()))
         metadata["resourceVersion"] = str(self._version)

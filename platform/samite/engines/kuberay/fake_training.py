@@ -8,6 +8,7 @@ id taken twice, a resume from nothing.
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from samite.checkpoint import Catalog, Store, open_store
 from samite.checkpoint.checksum import block_checksums, combine_blocks
@@ -16,7 +17,7 @@ from samite.checkpoint.fence import open_session
 from samite.checkpoint.index import Chunk, DataObject, RankIndex, TensorMeta
 from samite.checkpoint.layout import CheckpointId, checkpoint_key, data_name, index_name
 from samite.engines.kuberay import names
-from samite.engines.kuberay.api import LEASE, POD, ApiError, Document
+from samite.engines.kuberay.api import LEASE, POD, ApiError, ConflictApiError, Document
 from samite.engines.kuberay.control import control_documents
 from samite.engines.kuberay.fake_kuberay import RAY_DEAD_AFTER_S, FakeKubeRay
 from samite.engines.kuberay.submission import attempt_in
@@ -59,6 +60,10 @@ class FakeJob:
     loading: bool = False
     """Its ranks say that they load, whatever they do."""
     renewals: int = 0
+    lease_version: str = ""
+    """Of its Lease, from the last answer that still named this submission; empty: read it first."""
+    control: dict[str, Any] = field(default_factory=dict)
+    """What the operator asks, from the same answer."""
 
 
 @dataclass(slots=True)
@@ -143,7 +148,7 @@ class FakeTraining:
                 job.status, job.message = "FAILED", "the worker group failed"
         elif now_s - job.began_s >= LOADS_IN_S:
             self._step(job)
-            if job.status == "RUNNING" and self._is_to_stop(job):
+            if job.status == "RUNNING" and "stop.json" in job.control:
                 self._commit(job, final=False)
                 job.status, job.outcome = "SUCCEEDED", "stopped"
         self._renew(job)
@@ -181,12 +186,6 @@ class FakeTraining:
     def _store(self, job: FakeJob) -> Store:
         return self.store if self.store is not None else open_store(job.attempt.checkpoint_uri)
 
-    def _is_to_stop(self, job: FakeJob) -> bool:
-        metadata = job.attempt.run["metadata"]
-        lease = self.world.api.look(LEASE, metadata["namespace"], lease_name(metadata["name"]))
-        annotations = (lease["metadata"].get("annotations") or {}) if lease is not None else {}
-        return annotations.get(SUBMISSION) == job.attempt.submission_id and "stop.json" in control_documents(annotations)
-
     def _commit(self, job: FakeJob, *, final: bool) -> None:
         store = self._store(job)
         fence = open_session(store, run_uid=job.attempt.run_uid, epoch=job.attempt.attempt, nonce=secrets.token_hex(8))
@@ -222,11 +221,23 @@ class FakeTraining:
         job.checkpoint, job.checkpoint_step = checkpoint_id, job.step
 
     def _renew(self, job: FakeJob) -> None:
-        """The driver's renewal; an API server that is away costs nothing but the renewal."""
+        """The driver's renewal, once more after a conflict; an API server that is away costs nothing but the renewal."""
+        for _ in range(2):
+            try:
+                self._renew_once(job)
+            except ConflictApiError:
+                job.lease_version = ""
+            except ApiError:
+                return
+            else:
+                return
+
+    def _renew_once(self, job: FakeJob) -> None:
         api, name = self.world.api, job.attempt.run["metadata"]["name"]
         namespace = job.attempt.run["metadata"]["namespace"]
-        lease = api.look(LEASE, namespace, lease_name(name))
-        if lease is None or (lease["metadata"].get("annotations") or {}).get(SUBMISSION) != job.attempt.submission_id:
+        if not job.lease_version:
+            self._take(job, api.look(LEASE, namespace, lease_name(name)))
+        if not job.lease_version:
             return
         job.renewals += 1
         annotations = {HEARTBEATS: heartbeats_annotation(list(self._signs(job)), now_s=self.world.now_s)}
@@ -242,13 +253,17 @@ class FakeTraining:
             )
             annotations[RESULT] = result_annotation(result)
         patch = {
-            "metadata": {"annotations": annotations},
+            "metadata": {"resourceVersion": job.lease_version, "annotations": annotations},
             "spec": {"holderIdentity": "driver", "renewTime": f"renewal-{job.renewals}"},
         }
-        try:
-            api.patch(LEASE, namespace, lease_name(name), patch)
-        except ApiError:
-            return
+        job.lease_version = ""
+        self._take(job, api.patch(LEASE, namespace, lease_name(name), patch))
+
+    def _take(self, job: FakeJob, lease: Document | None) -> None:
+        """What an answer says: whether the Lease is still this submission's, and what the operator wants."""
+        annotations = (lease["metadata"].get("annotations") or {}) if lease is not None else {}
+        if lease is not None and annotations.get(SUBMISSION) == job.attempt.submission_id:
+            job.lease_version, job.control = str(lease["metadata"]["resourceVersion"]), control_documents(annotations)
 
     def _signs(self, job: FakeJob) -> Iterator[RankSign]:
         for rank, pod in job.ranks.items():

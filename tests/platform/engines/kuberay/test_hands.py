@@ -241,3 +241,17 @@ def test_nothing_is_asked_of_the_server_before_the_run_wants_a_cluster(rig):
     assert observed.cluster == ()
     assert observed.storage.probe is False
     assert observed.storage.message == "none"
+
+
+def test_fields_that_kuberay_s_definition_does_not_know_are_named_each_time_and_stop_no_replacement(rig):
+    rig.api.unknown["rayclusters"] = ("spec.rayVersion", "spec.headGroupSpec.template.spec.affinity")
+    for _ in range(2):
+        (problem,) = rig.do(start())
+        assert problem.permanent
+        assert "spec.rayVersion" in problem.message
+        assert "spec.headGroupSpec.template.spec.affinity" in problem.message
+        assert "KubeRay's CRDs" in problem.message
+    rig.pod()
+    rig.api.set_node_ready("kb1", ready=False)
+    assert rig.do(replace(evidence=TWO_FACTS)) == []
+    assert rig.pod_deletes == [("w1", 0)]
