@@ -23,6 +23,8 @@ _SIGNAL_NAMES = {item.value: item.name for item in signal.Signals}
 _PROGRAM_SIGNALS = frozenset({3, 4, 6, 8, 11})
 """Signals that a program earns by its own doing; the others come from outside."""
 
+_DRIVER_ENDED = re.compile(r"entrypoint command failed with exit code (-?\d+)")
+"""How Ray's job server tells of it; below zero is a signal."""
 _PLAIN_INFRA = frozenset({"NodeLost", "HeadLost", "DeviceFault", "Storage"})
 """Infrastructure failures that explain an exception; the other kinds may be explained by one."""
 
@@ -248,6 +250,11 @@ def _of_message(message: str) -> Cause:
     signature = match(message)
     if signature is not None:
         return _of_line(message.strip(), signature)
+    killed = _DRIVER_ENDED.search(message)
+    number = RankExit(rank=-1, code=abs(int(killed[1])) + (128 if int(killed[1]) < 0 else 0)).killed_by if killed is not None else None
+    if number is not None and number not in _PROGRAM_SIGNALS:
+        name = _SIGNAL_NAMES.get(number, f"signal {number}")
+        return Cause(failure_class=FailureClass.INFRA, error_type=name, message=f"the driver of the submission ended with {name}")
     # Ray repeats the traceback of the driver: some program failed, but a rank's own report knows better.
     return Cause(failure_class=FailureClass.APPLICATION, error_type="JobFailed", message=message.strip()[:500], consequence=True)
 

@@ -31,7 +31,10 @@ def _signature(pattern: str, failure_class: FailureClass, error_type: str, *, co
 
 
 SIGNATURES: tuple[Signature, ...] = (
-    _signature(r"preempt(ed|ion)|spot (instance )?interruption|node is (being )?drain", FailureClass.PREEMPTION, "Preempted"),
+    # Words, not names: Ray's log tells of its PreemptionWatcher in every attempt.
+    _signature(
+        r"\bpreempt(ed|ion)\b(?![ _-]*watch)|spot (instance )?interruption|node is (being )?drain", FailureClass.PREEMPTION, "Preempted"
+    ),
     _signature(
         r"cuda out of memory|torch\.(cuda\.)?outofmemoryerror|cuda error: out of memory|cublas_status_alloc_failed",
         FailureClass.OOM,

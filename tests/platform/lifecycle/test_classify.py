@@ -81,6 +81,30 @@ def test_a_known_line_has_a_class(line: str, wanted: FailureClass):
     assert classify(reports=[report(line)], policy=POLICY).failure_class is wanted
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(TrainController pid=547) core_worker.cc:2465: Actor with class name: 'PreemptionWatcher' and ID: 'f0' has constructor arguments",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER=1",
+        "Started the preemption watcher actor.",
+    ],
+)
+def test_ray_s_watcher_of_preemptions_is_no_preemption(line: str):
+    """Its log names it in every attempt: a driver that was killed would be taken for a preempted one."""
+    message = f"Job entrypoint command failed with exit code -9, last available logs (truncated to 20,000 chars):\n{line}"
+    cause = classify(job_message=message, log_tail=[line], policy=POLICY)
+    assert (cause.failure_class, cause.error_type) == (FailureClass.INFRA, "SIGKILL")
+    assert cause.message == "the driver of the submission ended with SIGKILL"
+
+
+def test_a_driver_that_ends_by_its_own_doing_is_the_application_s():
+    for code in (1, -11):
+        cause = classify(job_message=f"Job entrypoint command failed with exit code {code}, last available logs: none", policy=POLICY)
+        assert cause.failure_class is FailureClass.APPLICATION
+    killed = "Job entrypoint command failed with exit code -9, last available logs: none"
+    assert classify(job_message=killed, reports=[report("bad shape")], policy=POLICY).failure_class is FailureClass.APPLICATION
+
+
 def test_the_first_cause_is_shown_when_gloo_takes_the_loopback_and_ray_is_blamed():
     lines = [
         "INFO starting rank 1",
