@@ -9,13 +9,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from samite.telemetry import names
 from samite.telemetry.instruments import Instrument, Metric
 from samite.telemetry.prometheus import prometheus_name
 from samite.telemetry.records import Point
+from samite.telemetry.traces import SpanRecord
 
 if TYPE_CHECKING:
     from samite.telemetry.otlp import OtlpExport
@@ -74,6 +75,12 @@ class Instruments:
             yield
         finally:
             self.record(name, time.monotonic() - began_s, attributes)
+
+    def finished_spans(self, spans: Iterable[SpanRecord], *, run: RunLabels) -> None:
+        """Spans of a run's attempt that is over; only sent over OTLP."""
+        if self._export is not None:
+            for span in spans:
+                self._export.finished_span(replace(span, attributes={**span.attributes, **run.labels}))
 
     def value(self, name: str, attributes: Mapping[str, str] | None = None) -> float:
         """Sum (or present value) over all series of `name` that carry `attributes`; 0 if there is none."""

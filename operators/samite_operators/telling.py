@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from samite.engines.kuberay.api import Document, ForbiddenApiError
+from samite.engines.local.attempt_spans import AttemptSpans
 from samite.engines.local.signals import points
 from samite.lifecycle import Memory, RunPlan, Status
 from samite.telemetry.counted import points_of_event
@@ -21,6 +22,7 @@ class Teller:
 
     def __init__(self, *, poster: EventPoster, records: EventRecords, instruments: Instruments, storage: StorageOf) -> None:
         self._poster, self._records, self._instruments, self._storage = poster, records, instruments, storage
+        self._spans: dict[str, AttemptSpans] = {}
 
     def event(self, run: Document, name: str, attributes: Mapping[str, Any], *, now_s: float, strict: bool = False) -> None:
         """One registered event. `strict`: ForbiddenApiError if the namespace takes no new objects; otherwise that is only logged."""
@@ -42,9 +44,12 @@ class Teller:
         if objective and due:
             found.append(Point("samite.ettr.objective", objective / 100.0))
         self._instruments.points(found, run=_labels(run))
+        uid = run["metadata"]["uid"]
+        self._instruments.finished_spans(self._spans.setdefault(uid, AttemptSpans(uid)).take(memory), run=_labels(run))
 
     def forget(self, uid: str) -> None:
         """The run is gone."""
+        self._spans.pop(uid, None)
         self._records.forget(uid)
         self._instruments.forget(uid)
 

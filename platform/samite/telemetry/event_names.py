@@ -110,6 +110,7 @@ ALL_EVENTS: tuple[Event, ...] = (
         _ERROR,
         "A NaN or infinite value; the optimizer step was not taken",
         "tensor.kind",
+        "tensor.name",
         "step.index",
         "data.window",
     ),

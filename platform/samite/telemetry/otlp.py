@@ -16,6 +16,7 @@ from samite.telemetry import names
 from samite.telemetry.events import EventRecord
 from samite.telemetry.instruments import Instrument, Metric
 from samite.telemetry.records import Point
+from samite.telemetry.traces import SpanRecord, ids_of
 
 QUEUE_SIZE = 2048
 """Events and spans that may wait; beyond it the oldest are dropped and counted."""
@@ -70,7 +71,8 @@ class OtlpExport:
         span_exporter = OTLPSpanExporter(**options)
         self._watch(span_exporter, "traces", len)
         self._span_processor = BatchSpanProcessor(span_exporter, **batching)
-        tracer_provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
+        self._ids = _ids()
+        tracer_provider = TracerProvider(resource=self._resource, shutdown_on_exit=False, id_generator=self._ids)
         tracer_provider.add_span_processor(self._span_processor)
         self._tracer = tracer_provider.get_tracer("samite")
 
@@ -103,16 +105,47 @@ class OtlpExport:
 
     @contextmanager
     def span(self, name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
-        """A span below the one that is current, or below the attempt's trace."""
+        """A span below the one that is current, or below the attempt's trace. An exception that passes leaves its type, never its message."""
         from opentelemetry import trace
 
         inside = trace.get_current_span().get_span_context().is_valid
-        with self._tracer.start_as_current_span(name, context=None if inside else self._context, attributes=dict(attributes)):
+        options: dict[str, Any] = {"attributes": dict(attributes), "record_exception": False, "set_status_on_exception": False}
+        with self._tracer.start_as_current_span(name, context=None if inside else self._context, **options) as span:
             try:
                 yield
+            except BaseException as error:
+                _fail(span, type(error).__name__)
+                raise
             finally:
                 with self._lock:
                     self._queued["traces"] += 1
+
+    def finished_span(self, record: SpanRecord) -> None:
+        """Queue a span that is over, with the times and, for a root, the ids of its record."""
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        links = []
+        if record.link:
+            trace_id, span_id = ids_of(record.link)
+            links.append(trace.Link(trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(1))))
+        context: Any = None if record.is_root else TraceContextTextMapPropagator().extract({"traceparent": record.trace_parent})
+        with self._lock:
+            self._ids.fixed = ids_of(record.trace_parent) if record.is_root else None
+            try:
+                span = self._tracer.start_span(
+                    record.name,
+                    context=trace.set_span_in_context(trace.INVALID_SPAN) if record.is_root else context,
+                    attributes=dict(record.attributes),
+                    links=links,
+                    start_time=int(record.start_unix_s * 1e9),
+                )
+            finally:
+                self._ids.fixed = None
+            self._queued["traces"] += 1
+        if record.failed:
+            _fail(span, record.failed)
+        span.end(end_time=int(record.end_unix_s * 1e9))
 
     def shutdown(self, timeout_s: float) -> dict[str, int]:
         """Flush and stop within `timeout_s`. Returns what was dropped over the whole life, by signal."""
@@ -188,6 +221,29 @@ class OtlpExport:
             )
         if not self._closing:
             self.metrics([Point("samite.telemetry.dropped", float(items), {"samite.telemetry.signal": signal})], {})
+
+
+def _fail(span: Any, error_type: str) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    span.set_attribute("error.type", error_type)
+    span.set_status(Status(StatusCode.ERROR, error_type))
+
+
+def _ids() -> Any:
+    """Random ids, but for a root span, whose ids follow from its attempt."""
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+
+    class Ids(RandomIdGenerator):
+        fixed: tuple[int, int] | None = None
+
+        def generate_trace_id(self) -> int:
+            return self.fixed[0] if self.fixed else super().generate_trace_id()
+
+        def generate_span_id(self) -> int:
+            return self.fixed[1] if self.fixed else super().generate_span_id()
+
+    return Ids()
 
 
 def _count_points(data: Any) -> int:

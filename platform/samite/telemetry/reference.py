@@ -35,6 +35,9 @@ Signals always go to the run folder as JSON lines: one line for all metrics of a
 records with an event name, and the spans of each attempt. An endpoint that does not answer costs one warning, a count in
 `samite.telemetry.dropped`, and at most 5 seconds at the end; never time of a step.
 
+Each attempt is one trace: `attempt` with `provision` and `start` from the engine, `load`, `train` with a `save` for each checkpoint, and `stop` from the
+trainer. Its ids are a hash of run and submission, so nobody has to tell them to anybody; each attempt links to the one before, and its log records carry it.
+
 A line of metrics, and one of events. Numbers that JSON does not have are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`.
 
 ```json

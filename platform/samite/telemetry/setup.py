@@ -24,6 +24,7 @@ from samite.telemetry.counted import points_of_event
 from samite.telemetry.events import EventLog, EventRecord
 from samite.telemetry.instruments import Severity
 from samite.telemetry.records import MetricRecord, Point
+from samite.telemetry.traces import SpanRecord, trace_parent_of
 
 if TYPE_CHECKING:
     from samite.telemetry.otlp import OtlpExport
@@ -53,7 +54,7 @@ def setup_telemetry(
 
     `metrics_path` and `events_path` are the JSON lines files (None: not written). `otlp_endpoint` is a gRPC endpoint such as
     `http://collector:4317`; without one, OpenTelemetry is not even imported. `stage` holds `samite.stage.name` and `samite.stage.kind`, which
-    ride on every metric. `trace_parent` is the W3C traceparent of the attempt's trace.
+    ride on every metric. `trace_parent` is the W3C traceparent of the attempt's trace; without one it follows from `uid` and `attempt`.
     """
     resource = {
         "service.name": service,
@@ -66,7 +67,8 @@ def setup_telemetry(
     if otlp_endpoint:
         from samite.telemetry.otlp import OtlpExport
 
-        export = OtlpExport(otlp_endpoint, resource=resource, trace_parent=trace_parent, interval_s=export_interval_s)
+        parent = trace_parent or (trace_parent_of(uid, attempt) if attempt else "")
+        export = OtlpExport(otlp_endpoint, resource=resource, trace_parent=parent, interval_s=export_interval_s)
     return Telemetry(
         resource=resource,
         metrics_path=Path(metrics_path) if metrics_path else None,
@@ -129,12 +131,17 @@ class Telemetry:
 
     @contextmanager
     def span(self, name: str, **attributes: Any) -> Iterator[None]:
-        """A span of the attempt's trace (provision, start, load, train, save, stop). Costs nothing without an endpoint."""
+        """A span of the attempt's trace (`traces.py`). Costs nothing without an endpoint."""
         if self._export is None or self._closed:
             yield
         else:
             with self._export.span(name, attributes):
                 yield
+
+    def finished_span(self, record: SpanRecord) -> None:
+        """Send a span that is over. Costs nothing without an endpoint."""
+        if self._export is not None and not self._closed:
+            self._export.finished_span(record)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> bool:
         """Send what is left and stop, within `timeout_s`. True if everything reached the endpoint; False if something was dropped."""

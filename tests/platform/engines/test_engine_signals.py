@@ -118,7 +118,20 @@ def test_a_silent_source_of_evidence_is_a_degraded_detector():
     assert {key for key, value in asleep.items() if value} == {"heartbeat/off", "ray/off", "storage/off"}
 
 
+def test_a_heartbeat_that_nobody_expects_yet_is_no_degraded_detector():
+    found = values(points(None, replace(status(), phase=Phase.STARTING), due=True), "samite.detector.status")
+    assert (found["heartbeat/off"], found["heartbeat/degraded"], found["storage/off"]) == (1.0, 0.0, 0.0)
+
+
 def test_each_stage_that_began_is_current_or_finished():
     now = replace(status(), started_stages=("a", "b"), current_stage="b", phase=Phase.RUNNING)
     found = values(points(None, now, due=True), "samite.stage.status")
     assert found == {"a/current": 0.0, "a/finished": 1.0, "b/current": 1.0, "b/finished": 0.0}
+
+
+def test_the_engine_makes_at_most_two_hundred_series_for_a_run():
+    plan, now = decision()
+    memory = replace(now.memory, started_at_s=0.0, blame=tuple(BlameMemory(node=f"node-{n}", strikes=1.0) for n in range(20)))
+    running = replace(now.status, phase=Phase.RUNNING, started_stages=tuple("abcdefgh"))
+    found = points(None, running, due=True, plan=plan, memory=memory)
+    assert len({(point.name, tuple(sorted(point.attributes.items()))) for point in found}) < 200

@@ -50,21 +50,24 @@ def train_stage(attempt: AttemptSpec, facts: RankFacts) -> AttemptResult:
     with ExitStack() as stack:
         session = stack.enter_context(open_session(attempt, plan, facts))
         session.heartbeat.enter("loading")
-        learner = Learner(plan, session.groups)
-        saver = open_saver(attempt, plan, session)
-        stack.enter_context(saver)
-        state = restore_or_begin(attempt, plan, learner, saver, session)
-        loader = stack.enter_context(open_loader(attempt, plan, state, session, learner.config))
-        observer = Observer(plan, session, learner)
+        with session.telemetry.span("load"):
+            learner = Learner(plan, session.groups)
+            saver = open_saver(attempt, plan, session)
+            stack.enter_context(saver)
+            state = restore_or_begin(attempt, plan, learner, saver, session)
+            loader = stack.enter_context(open_loader(attempt, plan, state, session, learner.config))
+            observer = Observer(plan, session, learner)
 
         session.heartbeat.enter("first_step")
         session.began_s = time.monotonic()  # loading is no training time
         parts = Parts(plan=plan, state=state, session=session, learner=learner, loader=loader, saver=saver, observer=observer)
-        stopped = run_steps(parts)
+        with session.telemetry.span("train"):
+            stopped = run_steps(parts)
 
         session.heartbeat.enter("saving")
-        observer.settle()
-        checkpoint_id = saver.finish(state, learner)
+        with session.telemetry.span("stop"):
+            observer.settle()
+            checkpoint_id = saver.finish(state, learner)
         session.heartbeat.enter("finishing")
         return AttemptResult(
             outcome="stopped" if stopped else "stage_complete",

@@ -132,7 +132,10 @@ class Observer:
         if self._session.is_first:
             kind = self._numbers.nonfinite[0].split()[0]
             self._session.telemetry.record("samite.numeric.nonfinites", len(self._numbers.nonfinite), {"samite.tensor.kind": kind})
-            self._session.telemetry.event("samite.numeric.nonfinite", tensor_kind=kind, step_index=step, data_window=list(rows))
+            where = ", ".join(self._numbers.nonfinite)
+            self._session.telemetry.event(
+                "samite.numeric.nonfinite", tensor_kind=kind, tensor_name=where, step_index=step, data_window=list(rows)
+            )
         raise NonFiniteError(step, self._numbers.nonfinite, rows)
 
     def _sample(self, record: StepRecord, samples: ModelSamples, balance: BalanceReport) -> None:

@@ -91,7 +91,8 @@ class Saver:
     def _save(self, state: TrainState, learner: Learner, *, asynchronous: bool, final: bool) -> None:
         phase = self._session.heartbeat.phase
         self._session.heartbeat.enter("saving")
-        self.manager.save(state.step, learner.tensors(), {"state": state.to_json()}, asynchronous=asynchronous, final=final)
+        with self._session.telemetry.span("save"):
+            self.manager.save(state.step, learner.tensors(), {"state": state.to_json()}, asynchronous=asynchronous, final=final)
         self._saved_at_s = time.monotonic()
         self._session.heartbeat.enter(phase)
 

@@ -67,16 +67,16 @@ def _standing(now: Status) -> Iterator[Point]:
 
 
 def _detectors(now: Status) -> Iterator[Point]:
-    """Whether the sources of evidence speak. Outside training nobody expects them to, and nothing is said of them."""
+    """Whether the sources of evidence speak. Where nobody expects one to (a heartbeat while workers start), it is off, not degraded."""
     progressing, checkpoints = now.condition("Progressing"), now.condition("CheckpointHealthy")
-    blind = {
-        "heartbeat": progressing.reason == "NoHeartbeat",
-        "ray": progressing.reason == "HeartbeatOnly",
-        "storage": checkpoints.reason in ("Silent", "StorageFailing"),
-    }
-    training = now.phase in TRAINING
-    for name, is_blind in blind.items():
-        for state, holds in (("active", training and not is_blind), ("degraded", training and is_blind), ("off", not training)):
+    running, training = now.phase is Phase.RUNNING, now.phase in TRAINING
+    sources = (
+        ("heartbeat", running, progressing.reason == "NoHeartbeat"),
+        ("ray", running, progressing.reason == "HeartbeatOnly"),
+        ("storage", training, checkpoints.reason in ("Silent", "StorageFailing")),
+    )
+    for name, expected, is_blind in sources:
+        for state, holds in (("active", expected and not is_blind), ("degraded", expected and is_blind), ("off", not expected)):
             yield Point("samite.detector.status", float(holds), {"samite.detector.name": name, "samite.detector.state": state})
 
 

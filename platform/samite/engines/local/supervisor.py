@@ -19,6 +19,7 @@ from samite.checkpoint import Store, StoreOptions, open_store
 from samite.checkpoint.retention import KeepPolicy
 from samite.engines.local import signals
 from samite.engines.local.apply import Applier
+from samite.engines.local.attempt_spans import AttemptSpans
 from samite.engines.local.folder import RunFolder
 from samite.engines.local.observe import Observer, RayWatch
 from samite.engines.local.ray_nodes import RayNodes
@@ -58,6 +59,7 @@ class Supervisor:
         )
         self._telemetry = setup_telemetry(
             service="samite-supervisor",
+            instance="supervisor",
             run=self._run.name,
             uid=self._uid,
             metrics_path=folder.path / "metrics" / "supervisor.jsonl",
@@ -78,6 +80,7 @@ class Supervisor:
         )
         self._status: Status | None = None
         self._sent_at_s = -signals.PERIOD_S
+        self._spans = AttemptSpans(self._uid)
         # Anchored once: a wall clock that jumps later moves nothing.
         self._epoch_s = time.time() - time.monotonic()
         self._stopping = False
@@ -129,6 +132,8 @@ class Supervisor:
         due = time.monotonic() - self._sent_at_s >= signals.PERIOD_S
         found = signals.points(self._status, decision.status, due=due, plan=self._plan, memory=decision.memory)
         self._telemetry.record_points(found)
+        for span in self._spans.take(decision.memory):
+            self._telemetry.finished_span(span)
         self._status = decision.status
         if due:
             self._sent_at_s = time.monotonic()
