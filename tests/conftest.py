@@ -1,6 +1,6 @@
-"""What holds for every test: temporary files end with the session, and a child process can be interrupted however the suite was started."""
+"""What holds for every test: temporary files of libraries end with the session, and a child process can be interrupted however the suite was started."""
 
-import contextlib
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -8,8 +8,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
-_own_temporary_folder = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,12 +25,5 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = Path(tempfile.mkdtemp(prefix="st-", dir=base))
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", base)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    config.stash[_own_temporary_folder] = folder
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove what tests, and libraries under test, left in the temporary folder (compiler caches, launcher logs)."""
-    folder = config.stash.get(_own_temporary_folder, None)
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(folder)
+    # Below -100, so after multiprocessing has removed what it keeps there itself.
+    multiprocessing.util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
