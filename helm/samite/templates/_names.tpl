@@ -35,6 +35,27 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end -}}
 
+{{/* Fails where another release serves a namespace of this one. Sees nothing where the chart is rendered without a cluster. */}}
+{{- define "samite.alone" -}}
+{{- if .Values.scope.exclusive }}
+{{- $mine := include "samite.namespaces" . | fromJsonArray }}
+{{- $name := printf "%s:operator" (include "samite.clusterName" .) }}
+{{- range $other := (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items }}
+{{- $serves := dig "annotations" "samite.dev/serves" "" $other.metadata }}
+{{- if and $serves (ne $other.metadata.name $name) }}
+{{- $theirs := fromJsonArray $serves }}
+{{- $both := list }}
+{{- range $theirs }}{{ if or (not $mine) (has . $mine) }}{{ $both = append $both . }}{{ end }}{{ end }}
+{{- if not $theirs }}{{ $both = $mine | default (list "every namespace") }}{{ end }}
+{{- if $both }}
+{{- $words := splitList ":" $other.metadata.name }}
+{{- fail (printf "release %s of namespace %s serves %s already, and two operators must not look after the same runs: choose other scope.namespaces, or remove that release" (index $words 2) (index $words 1) (join ", " $both)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Image reference of .image: a digest wins over a tag, a tag over the chart's version. */}}
 {{- define "samite.image" -}}
 {{- $image := .image -}}
