@@ -7,5 +7,6 @@ apply.py       the actions of the lifecycle, done
 ray_nodes.py   Ray nodes as process groups, remembered on disk so that a new supervisor adopts them
 guard.py       runs inside each node's group; ends it when its supervisor is gone for good
 processes.py   process groups, activity and orphans, from /proc
+busyness.py    which of them use or lack a processor: the second fact of a hang
 folder.py      the run folder: paths, atomic documents, locks and requests
 """

@@ -6,7 +6,6 @@ Slow sources (Ray's dashboard, the storage) are asked by threads of their own; w
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from samite.engines.local import processes
+from samite.engines.local.busyness import Busyness
 from samite.engines.local.folder import RunFolder
 from samite.engines.local.ray_command import HEAD
 from samite.engines.local.ray_nodes import RayNodes
@@ -40,7 +40,6 @@ from samite.lifecycle import (
 from samite.spec.attempt import AttemptResult, FailureReport, Heartbeat
 from samite.telemetry.jsonlines import Follower
 
-ACTIVITY_WINDOW_S = 6.0
 RAY_SILENT_AFTER_S = 5.0
 LOG_TAIL_LINES = 60
 
@@ -105,7 +104,7 @@ class Observer:
         self._nodes = nodes
         self._ray = ray
         self._storage = storage
-        self._cpu: dict[int, deque[tuple[float, float]]] = {}
+        self._busyness = Busyness()
         self._were_ready: set[tuple[str, str]] = set()
         self._events = Follower(folder.events_file)
         self._decay: DecayUnderflow | None = None
@@ -202,21 +201,10 @@ class Observer:
         for beat in read_documents(self._folder.heartbeats, Heartbeat, pattern="rank-*.json"):
             activity = processes.activity(beat.pid)
             state = ProcessState.GONE if activity is None else ProcessState.STOPPED if activity.stopped else ProcessState.ALIVE
-            share, window_s = self._cpu_share(beat.pid, None if activity is None else activity.cpu_s, now_s)
+            share, window_s = self._busyness.share(beat.pid, activity, now_s)
             yield RankObserved.from_heartbeat(
                 beat, monotonic_s=now_s, process=state, cpu_share=share, cpu_window_s=window_s, compute_s=beat.compute_s or None
             )
-
-    def _cpu_share(self, pid: int, cpu_s: float | None, now_s: float) -> tuple[float | None, float]:
-        if cpu_s is None:
-            self._cpu.pop(pid, None)
-            return None, 0.0
-        samples = self._cpu.setdefault(pid, deque())
-        samples.append((now_s, cpu_s))
-        while len(samples) > 2 and now_s - samples[1][0] >= ACTIVITY_WINDOW_S:
-            samples.popleft()
-        window_s = now_s - samples[0][0]
-        return (max(0.0, cpu_s - samples[0][1]) / window_s, window_s) if window_s >= 1.0 else (None, 0.0)
 
     def _read_events(self) -> None:
         for document in self._events.poll():

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 RUN_UID_VARIABLE = "SAMITE_RUN_UID"
@@ -32,8 +32,10 @@ class Activity:
     """What a process did so far. `stopped` is true after SIGSTOP."""
 
     cpu_s: float
-    """Seconds of processor time that it used or waited for. Who waits for a processor on a busy machine is not idle, and no hang."""
+    """Seconds of processor time that it used."""
     stopped: bool
+    wanted_s: Mapping[int, float] = field(default_factory=dict)
+    """Seconds that each of its threads ran, or was ready to run and had no processor, by thread; empty where the kernel does not say."""
 
 
 def start_group(command: Sequence[str], *, environment: Mapping[str, str], log: Path, folder: Path) -> ProcessId:
@@ -66,20 +68,20 @@ def exit_status(process: ProcessId) -> int | None:
 
 
 def activity(pid: int) -> Activity | None:
-    """Processor time that `pid` used or wanted so far, and whether it is stopped; None if it does not run."""
+    """Processor time that `pid` used and its threads wanted so far, and whether it is stopped; None if it does not run."""
     stat = _stat(pid)
     if stat is None or stat.state in "ZX":
         return None
-    return Activity(cpu_s=stat.cpu_ticks / _TICKS_PER_S + _waited_s(pid), stopped=stat.state in "Tt")
+    return Activity(cpu_s=stat.cpu_ticks / _TICKS_PER_S, stopped=stat.state in "Tt", wanted_s=_wanted_s(pid))
 
 
-def _waited_s(pid: int) -> float:
-    """Seconds that the threads of `pid` were ready to run and had no processor; 0 where the kernel does not say."""
-    waited_ns = 0
+def _wanted_s(pid: int) -> dict[int, float]:
+    wanted: dict[int, float] = {}
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with suppress(OSError, ValueError, IndexError):  # a thread that ends meanwhile
-            waited_ns += int(file.read_text(encoding="ascii").split()[1])
-    return waited_ns / 1e9
+            ran_ns, waited_ns = file.read_text(encoding="ascii").split()[:2]
+            wanted[int(file.parent.name)] = (int(ran_ns) + int(waited_ns)) / 1e9
+    return wanted
 
 
 def kill_node(leader: ProcessId, *, run_uid: str, node: str) -> None:
