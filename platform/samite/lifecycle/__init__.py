@@ -35,6 +35,7 @@ from samite.lifecycle.actions import (
     Submit,
     VerifyCheckpoint,
 )
+from samite.lifecycle.alarms import NumericAlarm
 from samite.lifecycle.decide import Decision, Event, decide
 from samite.lifecycle.evidence import Evidence, FactClass, Source
 from samite.lifecycle.memory import Memory
@@ -92,6 +93,7 @@ __all__ = [
     "NodeFact",
     "NodeObserved",
     "NodeSays",
+    "NumericAlarm",
     "Observed",
     "Phase",
     "ProbeStorage",

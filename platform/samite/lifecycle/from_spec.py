@@ -11,6 +11,7 @@ from samite.lifecycle.plan import (
     DetectionPolicy,
     ExitCodeRule,
     NodePolicy,
+    NumericPolicy,
     RestartPolicy,
     RunPlan,
     StagePlan,
@@ -18,7 +19,7 @@ from samite.lifecycle.plan import (
 
 if TYPE_CHECKING:
     from samite.spec import TrainingRun
-    from samite.spec.detection import DetectionSpec
+    from samite.spec.detection import DetectionSpec, NumericSpec, StageNumeric
     from samite.spec.restart import RestartSpec
     from samite.spec.stages import Stage
 
@@ -30,7 +31,7 @@ def plan_from_run(run: "TrainingRun", *, uid: str) -> RunPlan:
     return RunPlan(
         name=run.metadata.name,
         uid=uid,
-        stages=tuple(_stage(stage, first=index == 0) for index, stage in enumerate(spec.stages)),
+        stages=tuple(_stage(stage, spec.detection.numeric, first=index == 0) for index, stage in enumerate(spec.stages)),
         restart=_restart(spec.restart),
         detection=_detection(spec.detection),
         checkpoint=CheckpointPolicy(
@@ -51,7 +52,17 @@ def plan_from_run(run: "TrainingRun", *, uid: str) -> RunPlan:
     )
 
 
-def _stage(stage: "Stage", *, first: bool) -> StagePlan:
+def _numeric(stage: "StageNumeric | None", run: "NumericSpec") -> NumericPolicy:
+    """The run's answers, where the stage gives none of its own."""
+    own = (None, None, None) if stage is None else (stage.on_nonfinite, stage.on_spike, stage.on_collapse)
+    return NumericPolicy(
+        on_nonfinite=own[0] or run.on_nonfinite,
+        spike_pauses=(own[1] or run.on_spike) == "Pause",
+        collapse_pauses=(own[2] or run.on_collapse) == "Pause",
+    )
+
+
+def _stage(stage: "Stage", numeric: "NumericSpec", *, first: bool) -> StagePlan:
     taken: tuple[tuple[str, str], ...] = ()
     if stage.handover is not None and not first:
         document = stage.handover.to_document()
@@ -75,6 +86,7 @@ def _stage(stage: "Stage", *, first: bool) -> StagePlan:
         ),
         on_gate_fail=stage.gate.on_fail,
         manual_gate=stage.gate.manual,
+        numeric=_numeric(stage.numeric, numeric),
     )
 
 
@@ -132,7 +144,6 @@ def _detection(detection: "DetectionSpec") -> DetectionPolicy:
         straggler_reports=detection.straggler.mode == "Report",
         straggler_factor=detection.straggler.factor,
         straggler_steps=detection.straggler.steps,
-        numeric_rolls_back=detection.numeric.on_nonfinite == "RollBack",
         decay_pauses=detection.decay.action == "Pause",
         provision_s=detection.provision_seconds,
         start_s=detection.start_seconds,

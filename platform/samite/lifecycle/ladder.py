@@ -42,8 +42,9 @@ def next_step(plan: RunPlan, memory: Memory, failure: FailureRecord, *, now_s: f
     if not failure.restartable:
         return _stop(plan, "NoRestart", f"{failure.message}; fix the cause, then `samite resume {plan.name}`")
     if failure_class is FailureClass.NUMERIC:
-        if not plan.detection.numeric_rolls_back:
-            return Stop(outcome="Hold", reason="Numeric", message=f"{failure.message}; detection.numeric.onNonfinite is Hold")
+        answer = plan.stages[memory.stage_index].numeric.on_nonfinite
+        if answer != "RollBack":
+            return Stop(outcome=answer, reason="Numeric", message=f"{failure.message}; numeric.onNonfinite is {answer}")
         if failure.data_window is not None and failure.data_window in memory.skip_data_windows:
             return Stop(
                 outcome="Hold",

@@ -277,9 +277,12 @@ class Memory:
     suspicion: Suspicion | None = None
     pause: Pause | None = None
     decay_acknowledged_stage: int = -1
-    """A person let this stage go on although its decay underflows."""
+    """A person let this stage go on although its decay underflows; `collapse_accepted_stage`: although a router collapsed."""
     decay_paused_step: int = -1
     """Step of the event that paused the run last: the same event pauses once, however long it is observed."""
+    alarm_paused_step: int = -1
+    """The same of the spike or collapse that paused the run last."""
+    collapse_accepted_stage: int = -1
     preempted: tuple[tuple[str, float], ...] = ()
     """(node, when its preemption notice was first seen), newest last."""
     attempt_ended_at_s: float = 0.0

@@ -1,4 +1,4 @@
-"""News that ask for a checkpoint: a node that will be taken away, and decay that no restart can repair."""
+"""News that ask for a checkpoint: a node that will be taken away, decay that no restart can repair, numbers that the stage does not accept."""
 
 from samite.lifecycle.actions import RequestCheckpoint
 from samite.lifecycle.memory import Pause
@@ -29,9 +29,36 @@ def heed_notices(turn: Turn) -> None:
             )
 
 
-def pause_on_decay(turn: Turn) -> None:
-    """Decay that loses products cannot be repaired by a restart: stop at the next checkpoint and ask a person."""
-    decay, live = turn.observed.decay, live_of(turn)
+def pause_on_numbers(turn: Turn) -> None:
+    """Stop at the next checkpoint and ask a person: after decay that loses products, and after a spike or a collapse where the stage says so."""
+    _note_decay(turn)
+    _note_alarm(turn)
+    _ask_for_pause(turn)
+
+
+def _note_alarm(turn: Turn) -> None:
+    alarm, policy, memory = turn.observed.alarm, turn.stage.numeric, turn.memory
+    if alarm is None or memory.pause is not None or alarm.step == memory.alarm_paused_step:
+        return
+    collapsed = alarm.kind == "ExpertCollapse"
+    if not (policy.collapse_pauses if collapsed else policy.spike_pauses) or (
+        collapsed and memory.collapse_accepted_stage == memory.stage_index
+    ):
+        return
+    accepts = " and accepts it for this stage" if collapsed else ""
+    turn.remember(
+        alarm_paused_step=alarm.step,
+        pause=Pause(
+            reason=alarm.kind,
+            message=f"step {alarm.step}: {alarm.message}; `samite resume {turn.plan.name}` goes on{accepts}",
+            request_id=f"numeric-{alarm.step}",
+            since_watched_s=turn.watched_s,
+        ),
+    )
+
+
+def _note_decay(turn: Turn) -> None:
+    decay = turn.observed.decay
     accepted = turn.memory.decay_acknowledged_stage == turn.memory.stage_index
     news = decay is not None and decay.step != turn.memory.decay_paused_step
     if decay is not None and news and turn.plan.detection.decay_pauses and not accepted and turn.memory.pause is None:
@@ -48,7 +75,10 @@ def pause_on_decay(turn: Turn) -> None:
                 since_watched_s=turn.watched_s,
             ),
         )
-    pause = turn.memory.pause
+
+
+def _ask_for_pause(turn: Turn) -> None:
+    pause, live = turn.memory.pause, live_of(turn)
     if pause is not None and turn.ranks.current:
         turn.act(
             RequestCheckpoint(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from samite.lifecycle.alarms import NumericAlarm
 from samite.lifecycle.evidence import Source
 from samite.lifecycle.people import Request
 from samite.spec.attempt import AttemptResult, FailureReport, Heartbeat
@@ -270,6 +271,7 @@ class Observed:
     diagnostics: frozenset[str] = frozenset()
     """Ids of finished `CollectDiagnostics`."""
     decay: DecayUnderflow | None = None
+    alarm: NumericAlarm | None = None
     suspend: bool | None = False
     """The wish of `spec.suspend`: a state, not an event. None: it could not be read; nothing changes."""
     cancel: bool = False

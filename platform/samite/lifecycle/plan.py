@@ -17,6 +17,18 @@ HANDOVER_STATES = ("weights", "optimizer", "lrSchedule", "stepCounter", "tokenCo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NumericPolicy:
+    """What a stage does when the numbers go wrong."""
+
+    on_nonfinite: str = "RollBack"
+    """RollBack | Hold | Fail"""
+    spike_pauses: bool = False
+    """Hold at the next checkpoint when loss or gradient norm leave their band."""
+    collapse_pauses: bool = False
+    """The same when a router collapses."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StagePlan:
     """One stage. A stage is finished when the trainer says so; `steps` and `tokens` are for progress only."""
 
@@ -37,6 +49,7 @@ class StagePlan:
     checks: tuple[GateQuestion, ...] = ()
     on_gate_fail: str = "Hold"
     manual_gate: bool = False
+    numeric: NumericPolicy = NumericPolicy()
 
     @property
     def ranks_per_node(self) -> int:
@@ -126,7 +139,6 @@ class DetectionPolicy:
     straggler_reports: bool = True
     straggler_factor: float = 1.5
     straggler_steps: int = 20
-    numeric_rolls_back: bool = True
     decay_pauses: bool = True
     provision_s: float = 900.0
     cannot_start_s: float = 60.0

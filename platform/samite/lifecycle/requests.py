@@ -39,6 +39,8 @@ def _resume(turn: Turn, request: Request) -> None:
     turn.remember(**fresh_trust(turn.memory))
     if turn.memory.reason == "DecayUnderflow":
         turn.remember(decay_acknowledged_stage=turn.memory.stage_index)
+    if turn.memory.reason == "ExpertCollapse":
+        turn.remember(collapse_accepted_stage=turn.memory.stage_index)
     if turn.memory.reason == "GateFailed":
         turn.remember_stage(gate_tries=turn.stage_memory.gate_tries + 1)
     turn.goto(Phase.QUEUED, "Resumed", request.argument)

@@ -8,7 +8,7 @@ from samite.lifecycle.classify import classify
 from samite.lifecycle.evidence import Evidence, Source
 from samite.lifecycle.facts import orphans, submission_ended
 from samite.lifecycle.judge import judge, record_of
-from samite.lifecycle.notices import heed_notices, pause_on_decay
+from samite.lifecycle.notices import heed_notices, pause_on_numbers
 from samite.lifecycle.observed import ENDED, JobStatus
 from samite.lifecycle.phases import FailureClass, Phase
 from samite.lifecycle.ranks import LOADED, STEPPING
@@ -37,7 +37,7 @@ def watch(turn: Turn) -> bool:
         return True
     suspect(turn, verdict)
     heed_notices(turn)
-    pause_on_decay(turn)
+    pause_on_numbers(turn)
     report_stragglers(turn)
     replace_lost_nodes(turn)
     return turn.memory.phase is not before

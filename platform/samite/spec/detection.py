@@ -46,14 +46,33 @@ class StragglerSpec(SpecModel):
     """Steps in a row that must be slow. Unit: steps. Default 20."""
 
 
+OnNonfinite = Literal["RollBack", "Hold", "Fail"]
+OnAlarm = Literal["Observe", "Pause"]
+
+
 class NumericSpec(SpecModel):
     """When the numbers of the training go wrong."""
 
-    on_nonfinite: Literal["RollBack", "Hold"] = "RollBack"
+    on_nonfinite: OnNonfinite = "RollBack"
     """After a non-finite loss or gradient. RollBack: go back to the newest verified checkpoint and leave out the rows of the bad step. Hold: wait
-    for a person. Default RollBack."""
+    for a person. Fail: end the run. Default RollBack."""
+    on_spike: OnAlarm = "Observe"
+    """When loss or gradient norm leave their band. Observe: the event alone. Pause: hold at the next checkpoint. Default Observe: most spikes pass."""
+    on_collapse: OnAlarm = "Observe"
+    """When the router of a layer sends most tokens to few experts. Observe: the event alone. Pause: hold at the next checkpoint. Default Observe."""
     grad_norm_mads: PositiveFloat = 6.0
     """A gradient norm this many median absolute deviations above the median for 3 sampled steps raises an event. Unit: deviations. Default 6."""
+
+
+class StageNumeric(SpecModel):
+    """What one stage does differently when the numbers go wrong. A field that is left out is that of detection.numeric."""
+
+    on_nonfinite: OnNonfinite | None = None
+    """As detection.numeric.onNonfinite, for this stage. Default: as there."""
+    on_spike: OnAlarm | None = None
+    """As detection.numeric.onSpike, for this stage: Pause where a spike is no accident any more, such as an anneal. Default: as there."""
+    on_collapse: OnAlarm | None = None
+    """As detection.numeric.onCollapse, for this stage. Default: as there."""
 
 
 class DecaySpec(SpecModel):

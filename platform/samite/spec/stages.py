@@ -6,6 +6,7 @@ from pydantic import Field
 
 from samite.spec.base import Fraction, LongText, NonNegativeInt, PositiveFloat, PositiveInt, SpecModel
 from samite.spec.data import MixtureEntry
+from samite.spec.detection import StageNumeric
 
 StageKind = Literal["Pretrain", "Extend", "Anneal", "SFT", "RL", "Eval"]
 HandoverAction = Literal["Carry", "Reset", "Rescale"]
@@ -151,6 +152,8 @@ class Stage(SpecModel):
     """What this stage takes over. Must be given from the second stage on, and in the first stage when checkpoint.loadFrom is set."""
     gate: Gate = Gate.defaults()
     """What must hold at the end of this stage."""
+    numeric: StageNumeric | None = None
+    """What this stage does differently when the numbers go wrong. Left out: detection.numeric."""
 
     def num_ranks(self, workers: int | None = None) -> int:
         """Ranks on `workers` nodes (workers.max if None): one for each GPU, one for each node without GPUs."""

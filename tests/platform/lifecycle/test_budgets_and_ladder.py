@@ -10,7 +10,7 @@ from samite.lifecycle import FailureClass, Level, Memory
 from samite.lifecycle import budgets as b
 from samite.lifecycle.ladder import Restart, Stop, next_step
 from samite.lifecycle.memory import FailureRecord
-from samite.lifecycle.plan import DetectionPolicy, RestartPolicy
+from samite.lifecycle.plan import NumericPolicy, RestartPolicy
 from samite.lifecycle.simulation import small_plan
 
 POLICY = RestartPolicy()
@@ -224,9 +224,14 @@ def test_the_same_data_window_a_second_time_holds():
     assert (decided.outcome, decided.reason) == ("Hold", "SameDataWindow")
 
 
-def test_a_run_can_hold_on_numeric_failures_at_once():
-    plan = replace(PLAN, detection=DetectionPolicy(numeric_rolls_back=False))
-    assert isinstance(step(failure(C.NUMERIC), plan=plan), Stop)
+@pytest.mark.parametrize("answer", ["Hold", "Fail"])
+def test_a_stage_can_hold_or_fail_on_numeric_failures_at_once(answer: str):
+    strict = replace(PLAN.stages[0], numeric=NumericPolicy(on_nonfinite=answer))
+    decided = step(failure(C.NUMERIC), plan=replace(PLAN, stages=(strict, *PLAN.stages[1:])))
+    assert isinstance(decided, Stop)
+    assert (decided.outcome, decided.reason) == (answer, "Numeric")
+    later = replace(PLAN, stages=(PLAN.stages[0], strict))
+    assert not isinstance(step(failure(C.NUMERIC), plan=later), Stop), "another stage's answer is not this one's"
 
 
 @given(st.integers(0, 5), st.integers(0, 25), st.integers(0, 5), st.integers(0, 4))

@@ -93,6 +93,7 @@ class Observer:
             gate=sight.gate,
             diagnostics=self._diagnostics(report, sight),
             decay=warnings.decay,
+            alarm=warnings.alarm,
             suspend=wishes.suspend,
             cancel=wishes.cancel,
             requests=wishes.requests,

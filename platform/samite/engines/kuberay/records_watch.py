@@ -12,7 +12,7 @@ from samite.checkpoint import Store
 from samite.checkpoint.records import read_record, record_key, recorded_files, recorded_submissions
 from samite.checkpoint.store import MissingKeyError
 from samite.engines.local.gate_numbers import quantile, series
-from samite.lifecycle import DecayUnderflow, GateQuestion
+from samite.lifecycle import DecayUnderflow, GateQuestion, NumericAlarm
 from samite.spec.attempt import AttemptResult
 from samite.spec.lease import attempt_number
 from samite.telemetry.records import MetricRecord
@@ -26,6 +26,7 @@ class Warnings:
     """What the newest events of an attempt say."""
 
     decay: DecayUnderflow | None = None
+    alarm: NumericAlarm | None = None
     stalled: bool = False
     """A checkpoint write stands still, and none was committed since."""
 
@@ -45,9 +46,10 @@ def recorded_result(store: Store, submission_id: str) -> AttemptResult | None:
 
 def recorded_warnings(store: Store, submission_id: str) -> Warnings:
     """The newest warnings in the attempt's events."""
-    decay, stalled = None, False
+    decay, alarm, stalled = None, None, False
     for event in _lines(store, submission_id, EVENTS_FILE, parts=1):
         name, attributes = event.get("name"), event.get("attributes") or {}
+        alarm = NumericAlarm.from_event(str(name), attributes) or alarm
         if name == "samite.storage.stall":
             stalled = True
         elif name == "samite.checkpoint.committed":
@@ -60,7 +62,7 @@ def recorded_warnings(store: Store, submission_id: str) -> Warnings:
                 limit=float(attributes.get("samite.threshold", 0)),
                 layer=str(attributes.get("samite.layer.block", "")),
             )
-    return Warnings(decay=decay, stalled=stalled)
+    return Warnings(decay=decay, alarm=alarm, stalled=stalled)
 
 
 def recorded_numbers(store: Store, submissions: Iterable[str], questions: Iterable[GateQuestion]) -> dict[str, float]:

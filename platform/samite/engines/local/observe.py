@@ -32,6 +32,7 @@ from samite.lifecycle import (
     NodeFact,
     NodeObserved,
     NodeSays,
+    NumericAlarm,
     Observed,
     ProcessState,
     RankObserved,
@@ -108,6 +109,7 @@ class Observer:
         self._were_ready: set[tuple[str, str]] = set()
         self._events = Follower(folder.events_file)
         self._decay: DecayUnderflow | None = None
+        self._alarm: NumericAlarm | None = None
         self._stalled_since_s: float | None = None
         self.gate: GateMeasured | None = None
         self.diagnostics: set[str] = set()
@@ -132,6 +134,7 @@ class Observer:
             gate=self.gate,
             diagnostics=frozenset(self.diagnostics),
             decay=self._decay,
+            alarm=self._alarm,
             suspend=wishes.suspend,
             cancel=wishes.cancel,
             requests=read_requests(self._folder, handled=frozenset(memory.handled_requests)),
@@ -210,6 +213,7 @@ class Observer:
         for document in self._events.poll():
             attributes = document.get("attributes", {})
             name = document.get("name")
+            self._alarm = NumericAlarm.from_event(str(name), attributes) or self._alarm
             if name == "samite.storage.stall":
                 self._stalled_since_s = time.monotonic() - float(attributes.get("samite.duration", 0.0))
             elif name == "samite.checkpoint.committed":
