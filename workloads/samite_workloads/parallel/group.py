@@ -11,6 +11,7 @@ import socket
 import struct
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -89,9 +90,11 @@ def stop_groups() -> None:
 
 
 def interface_of(address: str) -> str:
-    """Name of the network interface that owns IPv4 `address`; loopback for all of 127.0.0.0/8; empty if none does (IPv6, or an address behind NAT)."""
+    """Name of the network interface that owns `address`, IPv4 or IPv6; loopback for all of 127.0.0.0/8; empty if none does (an address behind NAT)."""
     if address.startswith("127."):
         return _interfaces().get("127.0.0.1", "lo")
+    if ":" in address:
+        return _interfaces_of_ipv6().get(socket.inet_pton(socket.AF_INET6, address.partition("%")[0]), "")
     return _interfaces().get(address, "")
 
 
@@ -114,3 +117,12 @@ def _interfaces() -> dict[str, str]:
         entry = room[start : start + _IFREQ_BYTES].tobytes()
         found.setdefault(socket.inet_ntoa(entry[20:24]), entry[:16].split(b"\0", 1)[0].decode())
     return found
+
+
+def _interfaces_of_ipv6() -> dict[bytes, str]:
+    """IPv6 address -> interface name; empty where the kernel has no IPv6."""
+    try:
+        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    return {bytes.fromhex(words[0]): words[-1] for words in map(str.split, lines)}
