@@ -1,6 +1,7 @@
 """One rank's upload: data objects out of the staging buffer, then the index that describes them. Runs in the manager's background thread."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from samite.checkpoint.checksum import block_checksums, combine_blocks, combine_crc64, crc64
@@ -8,10 +9,12 @@ from samite.checkpoint.index import Chunk, DataObject, RankIndex, TensorMeta, Wi
 from samite.checkpoint.layout import checkpoint_key, data_name, index_name
 from samite.checkpoint.store import Store
 from samite.errors import CheckpointDamagedError
-from samite_workloads.checkpoint.plan import WritePlan
+from samite_workloads.checkpoint.plan import PlannedChunk, WritePlan
 from samite_workloads.checkpoint.shards import LocalShard
 
 _READ_BACK_BYTES = 16 * 1024 * 1024
+_BESIDE_BYTES = 32 * 1024 * 1024
+"""From this size on the checksums of an object are computed while it is sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,31 +50,23 @@ def write_objects(
     store: Store, checkpoint_id: str, rank: int, *, plan: WritePlan, description: Description, staged: memoryview, read_back: bool = False
 ) -> RankIndex:
     """Put every data object and return the index that describes them, which is not published yet."""
-    chunks, objects = [], []
+    chunks: list[Chunk] = []
+    objects = []
     for number, (start, size) in enumerate(zip(plan.object_starts, plan.object_bytes, strict=True)):
-        view = staged[start : start + size]
-        total, end = 0, 0
-        for planned in plan.chunks:
-            if planned.data_object != number:
-                continue
-            data = view[planned.offset : planned.offset + planned.num_bytes]
-            blocks = block_checksums(data)
-            checksum = combine_blocks(blocks, len(data))
-            total = combine_crc64(crc64(view[end : planned.offset], total), checksum, len(data))
-            end = planned.offset + planned.num_bytes
-            chunks.append(
-                Chunk(
-                    planned.shard,
-                    description.boxes[planned.shard],
-                    planned.start,
-                    planned.num_bytes,
-                    number,
-                    planned.offset,
-                    checksum,
-                    tuple(blocks),
-                )
-            )
-        objects.append(_put_object(store, checkpoint_id, data_name(rank, number), view, total, read_back=read_back))
+        view, name = staged[start : start + size], data_name(rank, number)
+        planned = [chunk for chunk in plan.chunks if chunk.data_object == number]
+        if size >= _BESIDE_BYTES:  # the store checks each part by itself: our own pass goes on meanwhile
+            with ThreadPoolExecutor(1, thread_name_prefix="samite-crc") as beside:
+                computing = beside.submit(_describe_object, view, planned, description)
+                store.put(checkpoint_key(checkpoint_id, name), view)
+            found, total = computing.result()
+        else:
+            found, total = _describe_object(view, planned, description)
+            store.put(checkpoint_key(checkpoint_id, name), view, crc64=total)
+        if read_back:
+            _compare(store, checkpoint_key(checkpoint_id, name), size, total)
+        chunks += found
+        objects.append(DataObject(name, size, total))
     return RankIndex(
         checkpoint_id=checkpoint_id,
         rank=rank,
@@ -88,12 +83,16 @@ def with_opaque_bytes(store: Store, index: RankIndex, name: str, content: bytes,
     blocks = block_checksums(memoryview(content))
     checksum = combine_blocks(blocks, len(content))
     number = len(index.objects)
-    stored = _put_object(store, index.checkpoint_id, data_name(index.rank, number), memoryview(content), checksum, read_back=read_back)
+    name_of_object = data_name(index.rank, number)
+    key = checkpoint_key(index.checkpoint_id, name_of_object)
+    store.put(key, content, crc64=checksum)
+    if read_back:
+        _compare(store, key, len(content), checksum)
     chunk = Chunk(len(index.tensors), ((0, len(content)),), 0, len(content), number, 0, checksum, tuple(blocks))
     return replace(
         index,
         tensors=(*index.tensors, TensorMeta(name, "uint8", (len(content),))),
-        objects=(*index.objects, stored),
+        objects=(*index.objects, DataObject(name_of_object, len(content), checksum)),
         chunks=(*index.chunks, chunk),
     )
 
@@ -103,12 +102,19 @@ def publish(store: Store, index: RankIndex) -> None:
     store.put(checkpoint_key(index.checkpoint_id, index_name(index.rank)), index.to_bytes())
 
 
-def _put_object(store: Store, checkpoint_id: str, name: str, view: memoryview, checksum: int, *, read_back: bool) -> DataObject:
-    key = checkpoint_key(checkpoint_id, name)
-    store.put(key, view, crc64=checksum)
-    if read_back:
-        _compare(store, key, len(view), checksum)
-    return DataObject(name, len(view), checksum)
+def _describe_object(view: memoryview, planned: Sequence[PlannedChunk], description: Description) -> tuple[list[Chunk], int]:
+    """The chunks of one object with their checksums, and the checksum of the whole, padding included; one pass over its bytes."""
+    chunks = []
+    total, end = 0, 0
+    for one in planned:
+        data = view[one.offset : one.offset + one.num_bytes]
+        blocks = block_checksums(data)
+        checksum = combine_blocks(blocks, len(data))
+        total = combine_crc64(crc64(view[end : one.offset], total), checksum, len(data))
+        end = one.offset + one.num_bytes
+        box = description.boxes[one.shard]
+        chunks.append(Chunk(one.shard, box, one.start, one.num_bytes, one.data_object, one.offset, checksum, tuple(blocks)))
+    return chunks, total
 
 
 def _compare(store: Store, key: str, size: int, wanted: int) -> None:

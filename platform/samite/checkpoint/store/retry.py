@@ -1,6 +1,7 @@
 """Repeat what may succeed on repetition, with growing jittered pauses, until a deadline. Refusals, facts and full disks pass at once."""
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -13,6 +14,14 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
+
+
+_watching = threading.local()
+
+
+def retry_watcher() -> Callable[[TemporaryError], None] | None:
+    """Who wants to hear of repetitions in this thread's call: for a store that repeats parts of it by itself."""
+    return getattr(_watching, "on_retry", None)
 
 
 class RetryingStore:
@@ -75,6 +84,8 @@ class RetryingStore:
     def _repeat(self, call: Callable[[], T]) -> T:
         pause_s = FIRST_PAUSE_S
         while True:
+            outer = retry_watcher()
+            _watching.on_retry = self._on_retry or outer
             try:
                 return call()
             except StorageFullError:
@@ -87,3 +98,5 @@ class RetryingStore:
                     self._on_retry(error)
                 time.sleep(wait_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            finally:
+                _watching.on_retry = outer

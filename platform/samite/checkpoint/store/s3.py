@@ -7,13 +7,14 @@ Create-once is `If-None-Match: *`, compare-and-swap is `If-Match`; both are prob
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from samite.checkpoint.checksum import Buffer, combine_crc64, crc64, from_header, to_header
 from samite.checkpoint.store.base import MissingKeyError, ObjectInfo
 from samite.checkpoint.store.s3_errors import status_of, translate
+from samite.checkpoint.store.s3_parts import PartSender, Window
+from samite.checkpoint.store.s3_transport import Cargo, Transport, direct, drain
 from samite.errors import CheckpointDamagedError, TemporaryError
 
 if TYPE_CHECKING:
@@ -37,8 +38,13 @@ class S3Options:
     secret_key: str = field(default="", repr=False)
     """Empty: boto3's own chain (environment, shared files, instance role), which also renews them."""
     connections: int = 8
+    """Parts of an upload under way at first."""
+    most_connections: int = 32
+    """As many while more make it faster; storage that asks to slow down halves them."""
     timeout_s: float = 30.0
     """Longest silence on a connection before the request counts as failed."""
+    zero_copy: bool = True
+    """Send bodies with our own transport where no proxy stands between; off: boto3 sends copies."""
 
 
 class S3Store:
@@ -50,6 +56,8 @@ class S3Store:
         self._options = options
         self._part_bytes = part_bytes
         self._client: S3Client | None = None
+        self._transport: Transport | None = None
+        self._window = Window(options.connections, options.most_connections)
         self._lock = threading.Lock()
 
     @property
@@ -68,22 +76,15 @@ class S3Store:
             return
         with self._errors("s3:GetObject", key):
             try:
-                answer = self.client.get_object(
-                    Bucket=self._bucket, Key=self._prefix + key, Range=f"bytes={offset}-{offset + len(target) - 1}"
-                )
+                with self._carrying(target=target) as cargo:
+                    answer = self.client.get_object(
+                        Bucket=self._bucket, Key=self._prefix + key, Range=f"bytes={offset}-{offset + len(target) - 1}"
+                    )
             except self._client_error() as error:
                 if status_of(error) == 416:
                     raise self._too_short(key, offset, len(target), "nothing") from error
                 raise
-            body = answer["Body"]
-            done = 0
-            while done < len(target):
-                data = body.read(min(len(target) - done, 1 << 20))
-                if not data:
-                    break
-                target[done : done + len(data)] = data
-                done += len(data)
-            body.close()
+            done = cargo.received if cargo else drain(answer["Body"], target)
         if done < len(target):
             promised = int(answer.get("ContentLength", 0))
             if promised > done:
@@ -182,7 +183,10 @@ class S3Store:
             if self._client is None:
                 from samite.checkpoint.store.s3_client import make_client
 
-                self._client = make_client(self._options)
+                client = make_client(self._options)
+                if self._options.zero_copy and direct(client.meta.endpoint_url):
+                    self._transport = Transport(client, timeout_s=self._options.timeout_s, verify=not self._options.insecure)
+                self._client = client
             return self._client
 
     def versioning(self) -> str:
@@ -194,11 +198,11 @@ class S3Store:
 
     def _put_object(self, key: str, view: memoryview, checksum: int | None, **condition: str) -> None:
         wanted = crc64(view) if checksum is None else checksum
-        with self._errors("s3:PutObject", key):
+        with self._errors("s3:PutObject", key), self._carrying(body=view) as cargo:
             answer = self.client.put_object(
                 Bucket=self._bucket,
                 Key=self._prefix + key,
-                Body=bytes(view),
+                Body=b"" if cargo else bytes(view),
                 ChecksumCRC64NVME=to_header(wanted),
                 **condition,  # type: ignore[arg-type]
             )
@@ -216,16 +220,16 @@ class S3Store:
             part = view[starts[number] : starts[number] + part_bytes]
             checksum = crc64(part)
             header = to_header(checksum)
-            with self._errors("s3:PutObject", key):
+            with self._errors("s3:PutObject", key), self._carrying(body=part) as cargo:
                 answer = self.client.upload_part(
-                    **where, UploadId=upload, PartNumber=number + 1, Body=bytes(part), ChecksumCRC64NVME=header
+                    **where, UploadId=upload, PartNumber=number + 1, Body=b"" if cargo else bytes(part), ChecksumCRC64NVME=header
                 )
             self._compare(key, answer.get("ChecksumCRC64NVME"), checksum)
             return {"PartNumber": number + 1, "ETag": answer["ETag"], "ChecksumCRC64NVME": header}, checksum, len(part)
 
         try:
-            with ThreadPoolExecutor(self._options.connections, thread_name_prefix="samite-s3") as threads:
-                sent = list(threads.map(send, range(len(starts))))
+            sender = PartSender(self._window, send, lambda number: len(view[starts[number] : starts[number] + part_bytes]))
+            sent = sender.send_all(len(starts))
             total = 0
             for _, checksum, length in sent:
                 total = combine_crc64(total, checksum, length)
@@ -242,6 +246,15 @@ class S3Store:
                 self.client.abort_multipart_upload(**where, UploadId=upload)
             raise
         self._compare(key, answer.get("ChecksumCRC64NVME"), total)
+
+    @contextlib.contextmanager
+    def _carrying(self, body: memoryview | None = None, target: memoryview | None = None) -> Iterator[Cargo | None]:
+        """The cargo of this thread's next request; None where boto3 has to carry it itself."""
+        if self.client is None or self._transport is None:  # making the client decides whether there is a transport
+            yield None
+            return
+        with self._transport.carrying(Cargo(body=memoryview(b"") if body is None else body, target=target)) as cargo:
+            yield cargo
 
     def _pages(self, prefix: str, **arguments: str) -> Iterator[Any]:
         with self._errors("s3:ListBucket", prefix):

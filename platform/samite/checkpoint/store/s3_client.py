@@ -23,10 +23,11 @@ def make_client(options: "S3Options") -> "S3Client":
         connect_timeout=5.0,
         read_timeout=options.timeout_s,
         retries={"mode": "standard", "total_max_attempts": 2},
-        max_pool_connections=max(10, options.connections + 2),
+        max_pool_connections=max(10, options.connections, options.most_connections) + 2,
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        s3={"addressing_style": "path" if options.endpoint else "auto"},
+        # the CRC64-NVME of each body is a signed header: no SHA-256 of all bytes beside it
+        s3={"addressing_style": "path" if options.endpoint else "auto", "payload_signing_enabled": False},
     )
     arguments: dict[str, Any] = {}
     if options.access_key:

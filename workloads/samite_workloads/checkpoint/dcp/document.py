@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from samite.checkpoint.layout import RESERVED, CheckpointId
+from samite.checkpoint.store import Store, StoreOptions, open_store
 from samite.errors import CheckpointDamagedError, UsageError
 
 PLANNER = f"{RESERVED}planner"
@@ -35,6 +36,19 @@ class SamiteSavePlanner(DefaultSavePlanner):
         """The cached plan with this save's name."""
         self.plan = dataclasses.replace(super().finish_plan(new_plan), storage_data=new_plan.storage_data)
         return self.plan
+
+
+_opened: dict[tuple[str, StoreOptions | None], Store] = {}
+
+
+def opened(place: str | Store, options: StoreOptions | None) -> Store:
+    """The store at `place`, one for this process: a client of S3 costs a quarter of a second to make, and its connections are kept."""
+    if not isinstance(place, str):
+        return place
+    key = (place, options)
+    if key not in _opened:
+        _opened[key] = open_store(place, options)
+    return _opened[key]
 
 
 def encode_paths(planner_data: object) -> bytes:

@@ -23,10 +23,10 @@ from samite.checkpoint.catalog import Catalog, State
 from samite.checkpoint.index import TensorMeta
 from samite.checkpoint.layout import CheckpointId
 from samite.checkpoint.manifest import Manifest
-from samite.checkpoint.store import Store, StoreOptions, open_store
+from samite.checkpoint.store import Store, StoreOptions
 from samite.checkpoint.store.retry import RetryingStore
 from samite.errors import CheckpointDamagedError, ConflictError, NotFoundError, UsageError
-from samite_workloads.checkpoint.dcp.document import BYTES, PLANNER, decode_paths, step_in
+from samite_workloads.checkpoint.dcp.document import BYTES, PLANNER, decode_paths, opened, step_in
 from samite_workloads.checkpoint.reader import StoredState
 from samite_workloads.checkpoint.results import RestoreMismatchError
 from samite_workloads.checkpoint.shards import LocalShard, dtype_name
@@ -49,7 +49,7 @@ class SamiteStorageReader(StorageReader):
         deadline_s: float = 300.0,
     ) -> None:
         super().__init__()
-        self._inner = open_store(uri, options) if isinstance(uri, str) else uri
+        self._inner = opened(uri, options)
         self._wanted = str(checkpoint)
         self._convert, self._threads, self._deadline_s = convert_dtypes, threads, deadline_s
         self.checkpoint_id = ""

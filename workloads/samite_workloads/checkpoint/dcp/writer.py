@@ -28,10 +28,10 @@ from samite.checkpoint.commit import CommitRequest, build_manifest, commit, move
 from samite.checkpoint.fence import Fence, check_still_newest, open_session, read_fences
 from samite.checkpoint.index import RankIndex, TensorMeta
 from samite.checkpoint.layout import CheckpointId
-from samite.checkpoint.store import Store, StoreOptions, open_store
+from samite.checkpoint.store import Store, StoreOptions
 from samite.checkpoint.store.retry import RetryingStore
 from samite.errors import SamiteError, UsageError
-from samite_workloads.checkpoint.dcp.document import BYTES, PLANNER, encode_paths, wanted_step
+from samite_workloads.checkpoint.dcp.document import BYTES, PLANNER, encode_paths, opened, wanted_step
 from samite_workloads.checkpoint.plan import write_plan
 from samite_workloads.checkpoint.shards import LocalShard, UnsupportedTensorError, check_storable, dtype_name, plain
 from samite_workloads.checkpoint.staging import Buffer
@@ -181,10 +181,7 @@ class SamiteStorageWriter(StorageWriter):
         return StorageMeta(checkpoint_id=self.checkpoint_id or None)
 
     def _store(self) -> RetryingStore:
-        store = open_store(self._place, self._options) if isinstance(self._place, str) else self._place
-        if isinstance(self._place, str):
-            store = _opened.setdefault((self._place, self._options), store)
-        return RetryingStore(store, time.monotonic() + self._deadline_s)
+        return RetryingStore(opened(self._place, self._options), time.monotonic() + self._deadline_s)
 
     def _session(self, store: Store) -> Fence:
         """This process's session below the uri: one for all saves, however many writers are made."""
@@ -200,9 +197,6 @@ class SamiteStorageWriter(StorageWriter):
                 )
                 _sessions[store.uri, self._epoch] = fence
             return fence
-
-
-_opened: dict[tuple[str, StoreOptions | None], Store] = {}
 
 
 def _first_use(ticket: _Ticket) -> bool:
