@@ -25,7 +25,8 @@ EXPERTS = Board(
                 stat(
                     "Padding",
                     "Share of positions that are filling.",
-                    f'sum(rate(samite_tokens_total{{{STAGE}, samite_token_kind="padded"}}[10m])) / sum(rate(samite_tokens_total{{{STAGE}}}[10m]))',
+                    f'(sum(rate(samite_tokens_total{{{STAGE}, samite_token_kind="padded"}}[10m])) or vector(0))'
+                    f" / sum(rate(samite_tokens_total{{{STAGE}}}[10m]))",
                     unit="percentunit",
                 ),
             ),
