@@ -90,7 +90,8 @@ def install(target: Target) -> None:
         apply(target, document)
     run(
         target.helm, "upgrade", "--install", "samite", str(ROOT / "helm" / "samite"), "--namespace", SYSTEM,
-        "--set", f"scope.namespaces={{{TEAM}}}", "--set", "storage.secretNames={samite-storage}", "--wait", "--timeout", "5m",
+        "--set", f"scope.namespaces={{{TEAM}}}", "--set", "storage.secretNames={samite-storage}",
+        "--set", "networkPolicy.storagePorts={443,8333}", "--wait", "--timeout", "5m",
         target=target, limit_s=330,
     )  # fmt: skip
     kubectl(target, "-n", TEAM, "rollout", "status", "deployment/samite-s3", "--timeout=120s", limit_s=130)
