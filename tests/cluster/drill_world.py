@@ -116,7 +116,7 @@ class World:
         keys = {
             "AWS_ACCESS_KEY_ID": self.s3.access_key,
             "AWS_SECRET_ACCESS_KEY": self.s3.secret_key,
-            "AWS_ENDPOINT_URL_S3": self.s3.outside,
+            "SAMITE_STORAGE_ENDPOINT": self.s3.outside,
         }
         with pytest.MonkeyPatch.context() as shell, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             for name, value in {**keys, "AWS_REGION": self.s3.region, "SAMITE_NO_INPUT": "1"}.items():
