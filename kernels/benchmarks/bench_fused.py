@@ -1,9 +1,9 @@
 # ruff: noqa: E402 - the imports need the path set first
-"""Times the fused neighbours of KDA and the layouts of its prepare kernel against what runs without them.
+"""Times the fused neighbours of KDA against what runs without them.
 
-    python3 benchmarks/bench_fused.py [--only conv,router,prepare,decode,residual] [--repeats 15]
+    python3 benchmarks/bench_fused.py [--only conv,router,decode,residual] [--repeats 15]
 
-Medians of device events in ms; `goal` is what the operator must reach to become the default. Writes benchmarks/<date>-fused.{json,md}.
+Medians of device events in ms; `goal` is what was set for the operator. Writes benchmarks/<date>-fused.{json,md}.
 """
 
 import argparse
@@ -22,8 +22,7 @@ from bench_kda import median_ms
 from cases import make_inputs
 
 from samite_kernels.conv import short_conv, short_conv_qkv
-from samite_kernels.kda import chunk_kda, recurrent_kda
-from samite_kernels.kda.sm90_launch import PREPARE_VARIABLE
+from samite_kernels.kda import recurrent_kda
 from samite_kernels.residual import attention_residual, attention_residual_reference, freeze
 from samite_kernels.router import count_margins, count_margins_reference, route, route_reference
 
@@ -42,7 +41,6 @@ def timed(name, function, repeats):
 
 def bench_conv(repeats):
     """Three tensors [65536, 4096]; the goal is 0.95 ms a tensor forward and backward."""
-    os.environ["SAMITE_KERNELS_CONV"] = "sm90"
     streams = [torch.randn(1, 65536, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     taps = [torch.randn(4096, 4, device="cuda", requires_grad=True) for _ in range(3)]
     d_y = [torch.randn_like(x) for x in streams]
@@ -57,7 +55,7 @@ def bench_conv(repeats):
     peers = {"one launch": fused, "one launch, 32 documents": lambda: fused(documents), "three launches": separate}
 
     def of_fla():
-        from fla.modules.convolution import causal_conv1d
+        from fla.modules.causal_conv1d import causal_conv1d
 
         return [causal_conv1d(x, w, activation="silu")[0] for x, w in zip(streams, taps, strict=True)]
 
@@ -73,7 +71,6 @@ def bench_conv(repeats):
 
 def bench_router(repeats):
     """Everything after the product at 65536x896, top 16, 1000 bins; the goal counts choice, weights and histogram."""
-    os.environ["SAMITE_KERNELS_ROUTER"] = "sm90"
     logits = torch.randn(65536, 896, device="cuda")
     bias = 0.1 * torch.randn(896, device="cuda")
     counts = torch.zeros(896, 1001, dtype=torch.int32, device="cuda")
@@ -99,26 +96,6 @@ def bench_router(repeats):
         yield {"operator": "router 65536x896", "peer": name, "forward": timed(name, function, repeats), "floor": floor, "goal": 0.30}
 
 
-def bench_prepare(repeats):
-    """KDA end to end with each layout of the prepare kernel: the forward at 65536x32 must take at most 2.2 ms."""
-    for shape, goal in {(65536, 32): 2.2, (65536, 16): None, (8192, 32): None}.items():
-        inputs = {name: x.requires_grad_() for name, x in make_inputs(*shape, "mixed").items()}
-        d_o = torch.randn_like(inputs["v"])
-
-        def forward(inputs=inputs):
-            with torch.no_grad():
-                chunk_kda(**inputs, backend="sm90")
-
-        def both(inputs=inputs, d_o=d_o):
-            torch.autograd.grad(chunk_kda(**inputs, backend="sm90")[0], list(inputs.values()), d_o)
-
-        for layout in ("wide", "slim", "wide", "slim"):
-            os.environ[PREPARE_VARIABLE] = layout
-            times = {"forward": median_ms(forward, repeats), "both": median_ms(both, repeats)}
-            yield {"operator": f"KDA {shape[0]}x{shape[1]}", "peer": f"prepare {layout}", **times, "goal": goal}
-        os.environ.pop(PREPARE_VARIABLE)
-
-
 def bench_decode(repeats):
     """One token for each of 64 sequences of 96 heads: 403 MB of state, read and written once."""
     inputs = make_inputs(1, 96, batch=64)
@@ -130,13 +107,12 @@ def bench_decode(repeats):
     def of_fla():
         from fla.ops.kda import fused_recurrent_kda
 
-        decay, beta = -torch.rand_like(inputs["g"]), inputs["beta"].sigmoid()
-        q, k, v = (inputs[name] for name in ("q", "k", "v"))
-        fused_recurrent_kda(q, k, v, decay, beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True)
+        flags = dict.fromkeys(("use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "use_qk_l2norm_in_kernel"), True)
+        fused_recurrent_kda(**inputs, initial_state=state, output_final_state=True, lower_bound=-5.0, **flags)
 
     peers = {"ours": ("sm90", step), "torch": ("reference", step)}
     if find_spec("fla"):
-        peers["fla, gate outside"] = ("reference", of_fla)
+        peers["fla"] = ("reference", of_fla)
     for name, (backend, function) in peers.items():
         os.environ["SAMITE_KERNELS_DECODE"] = backend
         row = {"operator": "decode 64 sequences x 96 heads", "peer": name, "forward": timed(name, function, repeats)}
@@ -145,7 +121,6 @@ def bench_decode(repeats):
 
 def bench_residual(repeats):
     """Nine sources [32768, 7168] with the norm, each gradient written; then two readers of the same blocks, whose gradients meet in place."""
-    os.environ["SAMITE_KERNELS_RESIDUAL"] = "sm90"
     values = [torch.randn(32768, 7168, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(9)]
     query = (torch.randn(7168, device="cuda") / 84).requires_grad_()
     weight = torch.ones(7168, device="cuda", requires_grad=True)
@@ -181,7 +156,7 @@ def bench_residual(repeats):
         yield {"operator": "residual 9 x 32768x7168", "peer": name, "both": median_ms(lambda s=shared: two_readers(s), repeats)}
 
 
-BENCHES = {"conv": bench_conv, "router": bench_router, "prepare": bench_prepare, "decode": bench_decode, "residual": bench_residual}
+BENCHES = {"conv": bench_conv, "router": bench_router, "decode": bench_decode, "residual": bench_residual}
 
 
 def main():

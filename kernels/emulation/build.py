@@ -13,8 +13,6 @@ from pathlib import Path
 
 EMULATION = Path(__file__).resolve().parent
 SOURCES = EMULATION.parent / "samite_kernels" / "csrc"
-NOT_EMULATED = {"sm90_kda_forward.cu", "sm90_kda_gradient.cu", "sm90_kda_output.cu", "sm90_kda_reverse_scan.cu"}
-"""Kernels whose warpgroup products take operands from registers, which the emulation lacks."""
 _ORDER = """#include "device.h"
 // 1: threads run from the last to the first.
 extern "C" void emulation_reverse(int on) { emulated::reversed = on != 0; }
@@ -38,7 +36,7 @@ def build(folder: Path) -> Path:
         shutil.copy(path, folder / "include")
     for path in EMULATION.glob("*.*h"):
         shutil.copy(path, folder / "include")
-    units = [folder / f"{path.stem}.cpp" for path in sorted(SOURCES.glob("*.cu")) if path.name not in NOT_EMULATED]
+    units = [folder / f"{path.stem}.cpp" for path in sorted(SOURCES.glob("*.cu"))]
     for unit in units:
         unit.write_text(host_source((SOURCES / f"{unit.stem}.cu").read_text()))
     units.append(folder / "emulation_order.cpp")

@@ -27,6 +27,7 @@
 #define __host__
 #define __shared__ static
 #define __forceinline__ inline
+#define __noinline__
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
 #define __grid_constant__
@@ -215,6 +216,10 @@ template <class T>
 T __shfl_xor_sync(uint32_t mask, T value, int distance) {
     return emulated::across_warp(mask, value, [&](auto of) { return of(emulated::lane() ^ distance); });
 }
+template <class T>
+T __shfl_down_sync(uint32_t mask, T value, int distance) {
+    return emulated::across_warp(mask, value, [&](auto of) { return emulated::lane() + distance < 32 ? of(emulated::lane() + distance) : value; });
+}
 inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
     return emulated::across_warp(mask, predicate, [&](auto of) {
         uint32_t votes = 0;
@@ -240,9 +245,9 @@ template <class T>
 T __reduce_add_sync(uint32_t mask, T value) { return emulated_reduce(mask, value, [](T a, T b) { return static_cast<T>(a + b); }); }
 
 template <class T>
-T atomicAdd(T* to, T value) { T old = *to; *to = old + value; return old; }
+T atomicAdd(T* to, std::common_type_t<T> value) { T old = *to; *to = old + value; return old; }
 template <class T>
-T atomicMax(T* to, T value) { T old = *to; *to = std::max(old, value); return old; }
+T atomicMax(T* to, std::common_type_t<T> value) { T old = *to; *to = std::max(old, value); return old; }
 template <class T>
 T atomicMin(T* to, T value) { T old = *to; *to = std::min(old, value); return old; }
 template <class T>
@@ -268,6 +273,8 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
+inline int __float2int_rn(float x) { return x != x ? 0 : static_cast<int>(std::llrint(static_cast<double>(x))); }
+inline int __any_sync(uint32_t mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __float2int_rz(float x) { return x != x ? 0 : x >= 2147483648.f ? INT32_MAX : x <= -2147483648.f ? INT32_MIN : static_cast<int>(x); }
 template <class A, class B>
 std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }

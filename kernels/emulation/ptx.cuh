@@ -22,6 +22,12 @@ inline uint32_t pack_bf16(float low, float high) { return emulated_bf16(low) | s
 inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
 inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) { return pack_bf16(low_bf16(a) * low_bf16(b), high_bf16(a) * high_bf16(b)); }
+inline uint32_t add_bf16x2(uint32_t a, uint32_t b) { return pack_bf16(low_bf16(a) + low_bf16(b), high_bf16(a) + high_bf16(b)); }
+inline uint32_t at_least_bf16x2(uint32_t a, uint32_t b) { return pack_bf16(low_bf16(a) >= low_bf16(b), high_bf16(a) >= high_bf16(b)); }
+inline uint32_t at_most_bf16x2(uint32_t a, uint32_t b) { return pack_bf16(low_bf16(a) <= low_bf16(b), high_bf16(a) <= high_bf16(b)); }
+inline uint32_t magnitude_below_bf16x2(uint32_t a, uint32_t b) {
+    return pack_bf16(std::fabs(low_bf16(a)) < low_bf16(b), std::fabs(high_bf16(a)) < high_bf16(b));
+}
 inline uint32_t half_bits(float x) {
     const _Float16 half = static_cast<_Float16>(x);
     uint16_t bits;
@@ -95,6 +101,11 @@ inline void barrier_arrive(uint32_t barrier) {
     --at.pending;
     barrier_check(at);
 }
+inline void barrier_arrive_after_copies(uint32_t barrier) {
+    copy_async_commit();
+    copy_async_wait<0>();
+    barrier_arrive(barrier);
+}
 inline void barrier_expect_bytes(uint32_t barrier, uint32_t bytes) {
     emulated::block->copy_barriers.at(barrier).bytes += bytes;
     barrier_arrive(barrier);
@@ -140,6 +151,17 @@ inline void store_matrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c
     const int lane = emulated::lane();
     const uint32_t words[4] = {a, b, c, d};
     for (int m = 0; m < 4; ++m) shared_at<uint32_t>(rows[8 * m + (lane >> 2)] + (lane & 3) * 4) = words[m];
+    __syncwarp();
+}
+inline void store_matrix_x4_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const auto rows = addresses_of_warp(address);
+    const int lane = emulated::lane(), row = lane >> 2, column = (lane & 3) * 2;
+    const uint32_t words[4] = {a, b, c, d};
+    for (int m = 0; m < 4; ++m) {
+        for (int half = 0; half < 2; ++half) {
+            shared_at<uint16_t>(rows[8 * m + column + half] + 2 * row) = static_cast<uint16_t>(words[m] >> (16 * half));
+        }
+    }
     __syncwarp();
 }
 inline uint32_t transpose_8x8(uint32_t x) {
@@ -204,6 +226,29 @@ void wgmma_ss(float (&d)[N], uint64_t a, uint64_t b, int accumulate = 1) {
         const int row = warp * 16 + (lane >> 2) + ((i >> 1) & 1) * 8, column = (i >> 2) * 8 + (lane & 3) * 2 + (i & 1);
         float sum = accumulate ? d[i] : 0.f;
         for (int k = 0; k < 16; ++k) sum += operand_element(a, row, k, TransposedA) * operand_element(b, column, k, TransposedB);
+        d[i] = sum;
+    }
+}
+// A from registers: a thread holds four pairs of its two rows, four lanes a row.
+template <int TransposedB, int N>
+void wgmma_rs(float (&d)[N], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b, int accumulate = 1) {
+    struct Pair { uint32_t first, second; };
+    const int lane = emulated::lane();
+    float rows[2][16];
+    for (int upper = 0; upper < 2; ++upper) {
+        emulated::across_warp(~0u, upper ? Pair{a1, a3} : Pair{a0, a2}, [&](auto of) {
+            for (int i = 0; i < 4; ++i) {
+                const Pair pair = of((lane & ~3) + i);
+                rows[upper][2 * i] = low_bf16(pair.first), rows[upper][2 * i + 1] = high_bf16(pair.first);
+                rows[upper][8 + 2 * i] = low_bf16(pair.second), rows[upper][9 + 2 * i] = high_bf16(pair.second);
+            }
+            return 0;
+        });
+    }
+    for (int i = 0; i < N; ++i) {
+        const int column = (i >> 2) * 8 + (lane & 3) * 2 + (i & 1);
+        float sum = accumulate ? d[i] : 0.f;
+        for (int k = 0; k < 16; ++k) sum += rows[(i >> 1) & 1][k] * operand_element(b, column, k, TransposedB);
         d[i] = sum;
     }
 }

@@ -66,7 +66,7 @@ def exact(
     return o.view(v.shape), final_state
 
 
-def run(inputs: Results, documents: Documents, *, backend: str | None, seed: int = 1) -> Results:
+def run(inputs: Results, documents: Documents, *, backend: str | None, seed: int = 1, recompute: bool = False) -> Results:
     """Outputs and every gradient; `backend` "exact" is the float64 reference. The weights of the loss depend on the seed alone."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     num_heads = inputs["q"].shape[2]
@@ -81,7 +81,8 @@ def run(inputs: Results, documents: Documents, *, backend: str | None, seed: int
     else:
         packed = inputs["q"].shape[0] == 1 and documents.count > 1
         offsets = torch.tensor(documents.offsets, dtype=torch.int32) if packed else None
-        o, last = chunk_kda(**leaves, cu_seqlens=offsets, initial_state=state, output_final_state=True, backend=backend)
+        options = {"cu_seqlens": offsets, "initial_state": state, "recompute_states": recompute}
+        o, last = chunk_kda(**leaves, **options, output_final_state=True, backend=backend)
         assert last is not None
         final_state = last
     torch.autograd.backward([o, final_state], [d_o.to(o.dtype), d_state.to(final_state.dtype)])

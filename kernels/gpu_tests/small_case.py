@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - tests that travel with this folder
-"""One small forward and backward of every kernel for compute-sanitizer: partly filled chunks, states in and out, both prepare layouts."""
+"""One small forward and backward of every kernel for compute-sanitizer: partly filled chunks, states in and out, states kept and recomputed."""
 
 import os
 
@@ -7,16 +7,16 @@ import torch
 from cases import make_inputs, run
 
 from samite_kernels.conv import short_conv_qkv
-from samite_kernels.kda import recurrent_kda
+from samite_kernels.kda import counted_chunk_kda, recurrent_kda
 from samite_kernels.kda.documents import Documents
 from samite_kernels.residual import attention_residual, freeze
 from samite_kernels.router import count_margins, route
 
 if __name__ == "__main__":
-    for layout in ("wide", "slim"):
-        os.environ["SAMITE_KERNELS_KDA_PREPARE"] = layout
-        results = run(make_inputs(100, 1), Documents((0, 70, 100)), backend="sm90")
-        print(layout, {name: float(x.float().norm()) for name, x in results.items()})  # noqa: T201
+    for recompute in (False, True):
+        results = run(make_inputs(100, 1), Documents((0, 70, 100)), backend="sm90", recompute=recompute)
+        print("kda", {name: float(x.float().norm()) for name, x in results.items()})  # noqa: T201
+    print("counts", int(counted_chunk_kda(**make_inputs(100, 1))[2].gate_sat_count))  # noqa: T201
 
     for name in ("CONV", "ROUTER", "DECODE", "RESIDUAL"):
         os.environ[f"SAMITE_KERNELS_{name}"] = "sm90"

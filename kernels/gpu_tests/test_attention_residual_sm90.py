@@ -36,7 +36,9 @@ def step(leaves: list[Tensor], *, normed: bool, exact: bool = False) -> list[Ten
     return [y.detach(), *torch.autograd.grad(y, [x for x in leaves if normed or x is not leaves[1]], d_y)]
 
 
-@pytest.mark.parametrize(("num_tokens", "width", "count"), [(1, 8, 2), (700, 1024, 7), (1000, 7168, 9), (500, 7168, 14), (333, 3592, 16)])
+@pytest.mark.parametrize(
+    ("num_tokens", "width", "count"), [(1, 8, 2), (700, 1024, 7), (1000, 7168, 9), (4000, 7168, 9), (500, 7168, 14), (333, 3592, 16)]
+)
 @pytest.mark.parametrize("normed", [True, False])
 def test_values_and_gradients_are_right_and_repeat_bitwise(num_tokens: int, width: int, count: int, normed: bool) -> None:
     leaves = make(num_tokens, width, count)

@@ -31,7 +31,10 @@ def test_the_choice_is_that_of_torch_and_repeats_bitwise(num_tokens: int, num_ex
     # Only experts with equal biased scores may change places.
     assert torch.equal(biased.gather(1, found.chosen_TK), biased.gather(1, chosen))
     assert float((found.chosen_TK == chosen).float().mean()) > 0.999
-    torch.testing.assert_close(found.weight_TK, weight, rtol=2e-6, atol=0)
+    # Those that did have other weights, as the bias takes part in the choice alone.
+    picked = logits.sigmoid().gather(1, found.chosen_TK)
+    torch.testing.assert_close(found.weight_TK, 2.5 * picked / picked.sum(-1, keepdim=True), rtol=2e-6, atol=0)
+    torch.testing.assert_close(found.weight_TK.sum(-1), weight.sum(-1), rtol=2e-6, atol=0)
     torch.testing.assert_close(found.threshold_T, threshold, rtol=2e-7, atol=0)
     for _ in range(19):
         again = route(logits, bias, top_k=top_k, scaling_factor=2.5)
@@ -66,7 +69,8 @@ def test_counts_equal_those_of_torch_and_repeat_bitwise(num_tokens: int) -> None
         count_margins_reference(logits[piece], bias, routes.threshold_T[piece], routes.chosen_TK[piece], wanted, padding[piece])
     assert torch.equal(found[:, -1], wanted[:, -1])
     assert int(found[:, :-1].sum()) == 896 * int((~padding).sum())
-    assert int((found - wanted).abs().sum()) <= 896 * num_tokens // 10000 + 2
+    # One margin in ten thousand may round into the bin beside, and is then missed in one and found in the other.
+    assert int((found - wanted).abs().sum()) <= 2 * (896 * num_tokens // 10000 + 1)
     for _ in range(19):
         assert torch.equal(found, counted())
 

@@ -146,7 +146,7 @@ def test_argument_blocks_mirror_the_sources() -> None:
 
     header = (build.SOURCE_FOLDER / "include" / "arguments.cuh").read_text()
     blocks = re.findall(r"struct (\w+Arguments) \{(.*?)\n\};", header, flags=re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 8
     pairs = [(body, getattr(sm90_launch, name)) for name, body in blocks]
     pairs.append((arguments_of("sm90_short_conv.cu"), sm90.ConvArguments))
     pairs.append((arguments_of("sm90_short_conv_qkv.cu"), qkv_sm90.QkvArguments))

@@ -1,4 +1,4 @@
-"""The prepare kernels of KDA in emulation: factors against float64, and the slim layout against the wide one."""
+"""The kernels that make the factors of KDA, in emulation: prepare against float64, rebuild against prepare, the decay signals counted beside."""
 
 from collections.abc import Callable
 
@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from samite_kernels.kda import decay_counts
 from samite_kernels.kda import sm90_launch as kernels
 from samite_kernels.kda.documents import Documents
 from samite_kernels.kda.gate import bounded_log_decay, l2_normalize
+from samite_kernels.kda.sm90_counts import TALLY_ROW, gate_logits
 
 HEADS, SCALE, BOUND = 2, 0.125, -5.0
 CPU = torch.device("cpu")
 IMAGES = {"minus_w": 8192, "q_grown": 8192, "k_kept": 8192, "u_transposed": 8192, "inverse": 4096, "scores": 4096}
-FORWARD = ("minus_w", "q_grown", "k_kept", "scores", "u_transposed", "keep")
-BACKWARD = ("minus_w", "q_grown", "k_kept", "scores", "inverse", "keep")
+REBUILT = ("minus_w", "q_grown", "k_kept", "keep")
 Factors = dict[str, Tensor]
 
 
@@ -30,15 +31,19 @@ def make_inputs(num_tokens: int, gate: str) -> Factors:
     return inputs | {"a_log": 0.1 * normal(HEADS), "dt_bias": 0.1 * normal(HEADS, 128)}
 
 
-def factors(inputs: Factors, documents: Documents, names: tuple[str, ...]) -> Factors:
+def factors(inputs: Factors, documents: Documents, *, lower_bound: float = BOUND, counts: Tensor | None = None) -> Factors:
+    """What prepare makes, and as `again_...` what rebuild makes of the inverse."""
     table = kernels.chunk_table(documents, CPU)
     tiles = table.num_chunks * HEADS
-    made = {name: torch.full((tiles, size), float("nan"), dtype=torch.bfloat16) for name, size in IMAGES.items() if name in names}
+    made = {name: torch.full((tiles, size), float("nan"), dtype=torch.bfloat16) for name, size in IMAGES.items()}
     made["keep"] = torch.full((tiles, 128), float("nan"))
-    addresses = kernels.addresses_of(inputs | made | {"chunks": table.chunks})
-    block = kernels.fill(kernels.PrepareArguments, addresses, num_chunks=table.num_chunks, num_heads=HEADS, scale=SCALE, lower_bound=BOUND)
-    (kernels.prepare_forward if "u_transposed" in names else kernels.prepare_backward)(block, CPU)
-    return made
+    again = {name: torch.full_like(made[name], float("nan")) for name in REBUILT}
+    numbers = {"num_chunks": table.num_chunks, "num_heads": HEADS, "scale": SCALE, "lower_bound": lower_bound}
+    addresses = kernels.addresses_of(inputs | made | {"chunks": table.chunks, "counts": counts})
+    kernels.prepare(kernels.fill(kernels.PrepareArguments, addresses, **numbers, **gate_logits(lower_bound)), CPU)
+    addresses |= kernels.addresses_of(again)
+    kernels.rebuild(kernels.fill(kernels.RebuildArguments, addresses, **numbers), CPU)
+    return made | {f"again_{name}": x for name, x in again.items()}
 
 
 def matrix(image: Tensor) -> Tensor:
@@ -52,12 +57,10 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
-@pytest.mark.parametrize("layout", ["wide", "slim"])
 @pytest.mark.parametrize("gate", ["mixed", "init", "floor"])
-def test_factors_equal_their_definition(emulation: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch, layout: str, gate: str) -> None:
-    monkeypatch.setenv(kernels.PREPARE_VARIABLE, layout)
+def test_factors_equal_their_definition(emulation: Callable[[bool], None], gate: str) -> None:
     inputs = make_inputs(90, gate)
-    found = factors(inputs, Documents((0, 90)), FORWARD)
+    found = factors(inputs, Documents((0, 90)))
     for tile, (start, stop) in enumerate([(0, 64), (0, 64), (64, 90), (64, 90)]):
         head, rows = tile % HEADS, stop - start
         q, k, v = (x[start:stop, head].double() for x in (inputs["q"], inputs["k"], inputs["v"]))
@@ -78,25 +81,60 @@ def test_factors_equal_their_definition(emulation: Callable[[bool], None], monke
         assert relative_error(kept, k * (total[-1:] - total).exp()) < 8e-3
 
 
-@pytest.mark.parametrize("names", [FORWARD, BACKWARD])
 @pytest.mark.parametrize("gate", ["mixed", "none", "floor"])
-def test_the_slim_layout_differs_from_the_wide_one_below_the_normal_range_only(
-    emulation: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], gate: str
-) -> None:
+def test_factors_are_rebuilt_as_they_were_and_in_any_order_of_threads(emulation: Callable[[bool], None], gate: str) -> None:
     inputs, documents = make_inputs(150, gate), Documents((0, 1, 1, 66, 150))
-    wide = factors(inputs, documents, names)
-    monkeypatch.setenv(kernels.PREPARE_VARIABLE, "slim")
-    slim = factors(inputs, documents, names)
+    found = factors(inputs, documents)
     emulation(True)
-    turned = factors(inputs, documents, names)
-    assert all(torch.isfinite(x.float()).all() for x in slim.values())
-    for name in names:
-        assert torch.equal(slim[name], turned[name]), name
-        # Growing in place keeps subnormal values of k 2^G, which the wide layout flushes.
-        torch.testing.assert_close(slim[name], wide[name], rtol=0.0, atol=1e-36)
+    turned = factors(inputs, documents)
+    for name, x in found.items():
+        assert torch.isfinite(x.float()).all(), name
+        assert torch.equal(x, turned[name]), name
+    for name in REBUILT:
+        assert relative_error(found[f"again_{name}"], found[name].double()) < 3e-3, name
 
 
-def test_an_unknown_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernels.PREPARE_VARIABLE, "narrow")
-    with pytest.raises(ValueError, match="must be one of wide, slim, found 'narrow'"):
-        kernels.prepare_forward(kernels.PrepareArguments(), CPU)
+def tallied(inputs: Factors, documents: Documents, lower_bound: float = BOUND) -> Tensor:
+    """Sums over heads of a tally."""
+    tally = torch.zeros(HEADS, TALLY_ROW, dtype=torch.int64)
+    factors(inputs, documents, lower_bound=lower_bound, counts=tally)
+    return tally.sum(0)
+
+
+@pytest.mark.parametrize("gate", ["mixed", "init", "floor", "none"])
+def test_the_first_chunk_of_the_first_head_is_counted_as_torch_does(emulation: Callable[[bool], None], gate: str) -> None:
+    inputs = make_inputs(60, gate)
+    sums = tallied(inputs, Documents((0, 60)))
+    emulation(True)
+    assert torch.equal(tallied(inputs, Documents((0, 60))), sums)
+    q, k, g = (inputs[name][None, :, :1] for name in ("q", "k", "g"))
+    beta, bias = inputs["beta"][None, :, :1], inputs["dt_bias"][0]
+    wanted = decay_counts(q, k, g, beta, inputs["a_log"][:1], bias, anchor="start", scale=SCALE)
+    pairs = {
+        wanted.gate_sat_count: sums[0] & 0xFFFFFFFF,
+        wanted.gate_open_count: sums[0] >> 32,
+        wanted.benign_total: sums[1] & 0xFFFFFFFF,
+        wanted.benign_flush_count: sums[1] >> 32,
+        wanted.gate_total: sums[8] * 128,
+        wanted.chunk_total: sums[9] * 128,
+    }
+    pairs |= dict(zip(wanted.chunk_forget_counts.values(), sums[2:5], strict=True))
+    for theirs, ours in pairs.items():
+        assert abs(int(theirs) - int(ours)) <= 2, (pairs, wanted)
+    assert int(sums[6]) == int(sums[7]) == 0
+
+
+def test_a_bound_that_lets_a_tile_overflow_is_told(emulation: Callable[[bool], None]) -> None:
+    inputs = make_inputs(100, "mixed")
+    lossy = int(tallied(inputs, Documents((0, 100)), lower_bound=-12.0)[7])
+    raw = {name: inputs[name][None] for name in ("q", "k", "g", "beta")}
+    wanted = decay_counts(**raw, A_log=inputs["a_log"], dt_bias=inputs["dt_bias"].flatten(), lower_bound=-12.0, anchor="start")
+    assert lossy > 0
+    assert lossy == pytest.approx(int(wanted.lossy_flush_events), rel=1e-2)
+
+
+def test_a_gate_that_is_not_a_number_is_told(emulation: Callable[[bool], None]) -> None:
+    inputs = make_inputs(100, "init")
+    inputs["g"][70, 1, 5] = float("nan")
+    inputs["q"][3, 0, 2] = float("nan")
+    assert int(tallied(inputs, Documents((0, 100)))[6]) == 1 + 128

@@ -2,8 +2,8 @@
 
     q, k, v  --(4 taps each, SiLU)-->  q, k, v            halo of context parallelism in and out, packed documents kept apart
 
-Called by a layer that holds q, k and v apart, or as views of one projection. The kernel is opt-in until it has been measured
-(`SAMITE_KERNELS_CONV=sm90`); otherwise each tensor goes through `short_conv`.
+Called by a layer that holds q, k and v apart, or as views of one projection. Where the kernel can't run, each tensor goes
+through `short_conv`; `SAMITE_KERNELS_CONV` forces either (`sm90`, `separate`).
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 from samite_kernels.conv.qkv_sm90 import TAPS, short_conv_qkv_sm90
 from samite_kernels.conv.reference import checked
 from samite_kernels.conv.short import last_inputs, short_conv
-from samite_kernels.runtime.choice import Choice, choose_opt_in
+from samite_kernels.runtime.choice import Choice, choose
 from samite_kernels.runtime.launch import hopper_obstacle
 
 VARIABLE = "SAMITE_KERNELS_CONV"
@@ -69,7 +69,7 @@ def short_conv_qkv(
 
 def explain_qkv(q: Tensor, k: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tensor]) -> Choice:
     """Which backend `short_conv_qkv` takes for such inputs, and why. Raises ValueError when a forced kernel can't run."""
-    return choose_opt_in("short convolution of q, k, v", VARIABLE, _obstacle((q, k, v), weights), reference="separate")
+    return choose("short convolution of q, k, v", VARIABLE, _obstacle((q, k, v), weights), reference="separate")
 
 
 def _obstacle(streams: tuple[Tensor, Tensor, Tensor], weights: tuple[Tensor, Tensor, Tensor]) -> str | None:

@@ -82,8 +82,9 @@ struct Ring {
         advance();
     }
     __device__ __forceinline__ void wait() const { ptx::barrier_wait(full + slot * 8, turn); }
-    // This warp needs the row no more.
+    // This warp needs the row no more. The fence keeps the copy that comes next behind the reads: without it a row now and then came too soon.
     __device__ __forceinline__ void release() const {
+        ptx::fence_async_shared();
         __syncwarp();
         if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(empty + slot * 8);
     }

@@ -90,71 +90,73 @@ __device__ __forceinline__ void differentiate_values(GradientShared& shared, int
     }
 }
 
-// From accumulators to gradients. On entry d_q, d_k (rows), d_column and d_kept lack their decay factors; see the formulas inside.
+// From accumulators to gradients. On entry d_q, d_k (rows), d_column and d_kept lack their decay factors.
+//
+// With x the operand of a product and d its accumulator: of q, from_q = q_row d_q; of k as a row, k_row d_k, which holds beta, so that its
+// sum over channels is also beta times the gradient of beta. As a column, k goes by 2^(R - G) into the tiles and by e^(G_last - G) into the
+// state; both together are d_side. The norms' gradients need the sums over channels, dG the differences, summed from the end.
 __device__ __forceinline__ void finish(GradientShared& shared, const GradientArguments& arguments, const Chunk& chunk, int head, int64_t tile,
                                        int group, float (&d_q)[16], float (&d_k)[16], const float (&d_column)[16], float (&d_kept)[16]) {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int first_row = warp * 16 + (lane >> 2);
     const float beta[2] = {shared.beta[first_row], shared.beta[first_row + 8]};
-    const float k_norm[2] = {shared.k_norm[first_row], shared.k_norm[first_row + 8]};
-    float q_dot[2] = {0.f, 0.f}, k_dot[2] = {0.f, 0.f}, beta_dot[2] = {0.f, 0.f};
+    const int summed_channel = group * kGroupChannels + (summed_index() >> 1) * 8 + (lane & 3) * 2 + (summed_index() & 1);
+    float q_dot[2] = {0.f, 0.f}, row_dot[2] = {0.f, 0.f}, side_dot[2] = {0.f, 0.f};
+    {
+        float kept_sums[8];
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        const int channel = group * kGroupChannels + n * 8 + (lane & 3) * 2;
-        const float2 half_keep = *reinterpret_cast<const float2*>(&shared.half_keep[warp][channel]);
-        float kept_sum[2] = {0.f, 0.f};
+        for (int n = 0; n < 4; ++n) {
+            const int channel = group * kGroupChannels + n * 8 + (lane & 3) * 2;
+            const float2 half_keep = *reinterpret_cast<const float2*>(&shared.half_keep[warp][channel]);
+            kept_sums[2 * n] = kept_sums[2 * n + 1] = 0.f;
 #pragma unroll
-        for (int upper = 0; upper < 2; ++upper) {
-            const int row = first_row + upper * 8;
-            const uint32_t at = pair_offset(group, row, n);
-            const uint32_t q_row = *reinterpret_cast<const uint32_t*>(shared.q_rows + at);
-            const uint32_t k_row = *reinterpret_cast<const uint32_t*>(shared.k_rows + at);
-            const uint32_t k_column = *reinterpret_cast<const uint32_t*>(shared.k_columns + at);
-            const uint32_t k_raw = *reinterpret_cast<const uint32_t*>(shared.k_raw + at);
-            const float2 fall = *reinterpret_cast<const float2*>(&shared.fall[fall_index(row, channel >> 1)]);
+            for (int upper = 0; upper < 2; ++upper) {
+                const int row = first_row + upper * 8;
+                const uint32_t at = pair_offset(group, row, n);
+                const uint32_t q_row = *reinterpret_cast<const uint32_t*>(shared.q_rows + at);
+                const uint32_t k_row = *reinterpret_cast<const uint32_t*>(shared.k_rows + at);
+                const uint32_t k_column = *reinterpret_cast<const uint32_t*>(shared.k_columns + at);
+                const float2 fall = *reinterpret_cast<const float2*>(&shared.fall[fall_index(row, channel >> 1)]);
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const int i = 4 * n + 2 * upper + c;
+                    const float down = c ? fall.y : fall.x, up = ptx::reciprocal_fast(down);
+                    const float keep = c ? half_keep.y : half_keep.x;
+                    const float q = c ? ptx::high_bf16(q_row) : ptx::low_bf16(q_row);
+                    const float k = c ? ptx::high_bf16(k_row) : ptx::low_bf16(k_row);
+                    const float unit = (c ? ptx::high_bf16(k_column) : ptx::low_bf16(k_column)) * down;
+                    const float d_kept_unit = up * (keep * d_kept[i]) * keep;  // in this order nothing that matters flushes
+                    const float d_side = fmaf(up, d_column[i], d_kept_unit);
+                    const float from_q = q * d_q[i], from_side = unit * d_side;
+                    kept_sums[2 * n + c] = fmaf(unit, d_kept_unit, kept_sums[2 * n + c]);
+                    q_dot[upper] += from_q;
+                    row_dot[upper] = fmaf(k, d_k[i], row_dot[upper]);
+                    side_dot[upper] += from_side;
+                    d_kept[i] = fmaf(k, d_k[i], from_q) - from_side;  // dG
+                    d_q[i] *= down;
+                    d_k[i] = fmaf(beta[upper] * down, d_k[i], d_side);
+                }
+            }
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const int i = 4 * n + 2 * upper + c;
-                const float down = c ? fall.y : fall.x, up = ptx::reciprocal_fast(down);
-                const float keep = c ? half_keep.y : half_keep.x;
-                const float column = c ? ptx::high_bf16(k_column) : ptx::low_bf16(k_column);
-                const float from_q = (c ? ptx::high_bf16(q_row) : ptx::low_bf16(q_row)) * d_q[i];
-                const float from_row = (c ? ptx::high_bf16(k_row) : ptx::low_bf16(k_row)) * d_k[i];
-                const float from_column = column * d_column[i];
-                const float from_kept = column * keep * keep * d_kept[i];
-                const float d_k_down = down * d_k[i];
-                q_dot[upper] += from_q;
-                k_dot[upper] += from_row + from_column + from_kept;
-                beta_dot[upper] += (c ? ptx::high_bf16(k_raw) : ptx::low_bf16(k_raw)) * d_k_down;
-                kept_sum[c] += from_kept;
-                d_q[i] *= arguments.scale * down;
-                d_k[i] = beta[upper] * d_k_down + up * d_column[i] + up * keep * keep * d_kept[i];
-                d_kept[i] = from_q + from_row - from_column - from_kept;  // dG
+                const float tile_sum = sum_from_end(d_kept[4 * n + c], d_kept[4 * n + 2 + c]);
+                if (lane < 4) shared.column_sums[0][warp][channel + c] = tile_sum;
             }
         }
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const float tile_sum = sum_from_end(d_kept[4 * n + c], d_kept[4 * n + 2 + c]);
-            kept_sum[c] = sum_over_rows(kept_sum[c]);
-            if (lane < 4) {
-                shared.column_sums[0][warp][channel + c] = tile_sum;
-                shared.column_sums[1][warp][channel + c] = kept_sum[c];
-            }
-        }
+        shared.column_sums[1][warp][summed_channel] = sum_over_rows(kept_sums);
     }
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
-        beta_dot[upper] *= k_norm[upper];
 #pragma unroll
         for (int mask = 1; mask < 4; mask <<= 1) {
             q_dot[upper] += __shfl_xor_sync(~0u, q_dot[upper], mask);
-            k_dot[upper] += __shfl_xor_sync(~0u, k_dot[upper], mask);
-            beta_dot[upper] += __shfl_xor_sync(~0u, beta_dot[upper], mask);
+            row_dot[upper] += __shfl_xor_sync(~0u, row_dot[upper], mask);
+            side_dot[upper] += __shfl_xor_sync(~0u, side_dot[upper], mask);
         }
         if ((lane & 3) == 0) {
             shared.row_sums[0][group][first_row + upper * 8] = q_dot[upper];
-            shared.row_sums[1][group][first_row + upper * 8] = k_dot[upper];
-            shared.row_sums[2][group][first_row + upper * 8] = beta_dot[upper];
+            shared.row_sums[1][group][first_row + upper * 8] = row_dot[upper] + side_dot[upper];
+            shared.row_sums[2][group][first_row + upper * 8] = row_dot[upper];
         }
     }
     __syncthreads();
@@ -171,29 +173,39 @@ __device__ __forceinline__ void finish(GradientShared& shared, const GradientArg
     if (threadIdx.x < chunk.rows) {
         const int row = threadIdx.x;
         const float strength = shared.beta[row];
-        float d_beta = shared.d_beta_v[0][row] + shared.d_beta_v[1][row];
+        float d_beta = strength * (shared.d_beta_v[0][row] + shared.d_beta_v[1][row]);
 #pragma unroll
         for (int i = 0; i < kGradientGroups; ++i) d_beta += shared.row_sums[2][i][row];
         arguments.d_beta[static_cast<int64_t>(chunk.first_token + row) * arguments.num_heads + head] =
-            __float2bfloat16_rn(d_beta * strength * (1.f - strength));
+            __float2bfloat16_rn(d_beta * (1.f - strength));
     }
+    // dq = norm (d - unit q_dot), with what is the same for all channels multiplied first.
+    const float steepness = ptx::exp2_fast(fminf(arguments.a_log[head], 20.f) * kLog2E);
+    float q_take[2], q_less[2], k_take[2], k_less[2], slope[2];
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
         const int row = first_row + upper * 8;
-        q_dot[upper] = (shared.row_sums[0][0][row] + shared.row_sums[0][1][row]) + (shared.row_sums[0][2][row] + shared.row_sums[0][3][row]);
-        k_dot[upper] = (shared.row_sums[1][0][row] + shared.row_sums[1][1][row]) + (shared.row_sums[1][2][row] + shared.row_sums[1][3][row]);
+        auto dot = [&](int which) {
+            const auto& sums = shared.row_sums[which];
+            return (sums[0][row] + sums[1][row]) + (sums[2][row] + sums[3][row]);
+        };
+        const float q_norm = shared.q_norm[row], k_norm = shared.k_norm[row];
+        q_take[upper] = q_norm * arguments.scale;
+        q_less[upper] = q_norm * (q_norm * dot(0));
+        k_take[upper] = k_norm;
+        k_less[upper] = k_norm * (k_norm * dot(1));
+        slope[upper] = row < chunk.rows ? arguments.lower_bound * steepness : 0.f;
     }
-    const float q_norm[2] = {shared.q_norm[first_row], shared.q_norm[first_row + 8]};
     __syncthreads();
 
     float d_a_log = 0.f;
+    float bias_sums[8];
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
         const int channel = group * kGroupChannels + n * 8 + (lane & 3) * 2;
-        const Gate gate(arguments.a_log, arguments.dt_bias, arguments.lower_bound, head, channel >> 1);
+        const Gate gate(steepness, arguments.dt_bias, arguments.lower_bound, head, channel >> 1);
         const float2 later = *reinterpret_cast<const float2*>(&shared.later[warp][channel]);
-        const float slope = gate.bound * gate.steepness;
-        float bias_sums[2] = {0.f, 0.f};
+        bias_sums[2 * n] = bias_sums[2 * n + 1] = 0.f;
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {
             const int row = first_row + upper * 8;
@@ -207,26 +219,21 @@ __device__ __forceinline__ void finish(GradientShared& shared, const GradientArg
                 const int i = 4 * n + 2 * upper + c;
                 const float raw = c ? ptx::high_bf16(g_raw) : ptx::low_bf16(g_raw);
                 const float open = c ? gate.open_high(raw) : gate.open_low(raw);
-                d_g[c] = (d_kept[i] + (c ? later.y : later.x)) * (open - open * open) * slope;
-                if (row >= chunk.rows) d_g[c] = 0.f;
-                d_a_log += d_g[c] * (raw + (c ? gate.bias.y : gate.bias.x));
-                bias_sums[c] += d_g[c];
-                const float q_unit = (c ? ptx::high_bf16(q_raw) : ptx::low_bf16(q_raw)) * q_norm[upper];
-                const float k_unit = (c ? ptx::high_bf16(k_raw) : ptx::low_bf16(k_raw)) * k_norm[upper];
-                d_q[i] = q_norm[upper] * (d_q[i] - q_unit * q_dot[upper]);
-                d_k[i] = k_norm[upper] * (d_k[i] - k_unit * k_dot[upper]);
+                const float sloped = open * slope[upper];
+                d_g[c] = (d_kept[i] + (c ? later.y : later.x)) * fmaf(-open, sloped, sloped);
+                d_a_log = fmaf(d_g[c], raw, d_a_log);
+                bias_sums[2 * n + c] += d_g[c];
+                d_q[i] = fmaf(-q_less[upper], c ? ptx::high_bf16(q_raw) : ptx::low_bf16(q_raw), q_take[upper] * d_q[i]);
+                d_k[i] = fmaf(-k_less[upper], c ? ptx::high_bf16(k_raw) : ptx::low_bf16(k_raw), k_take[upper] * d_k[i]);
             }
             // Each thread overwrites just what it read.
             *reinterpret_cast<uint32_t*>(shared.q_raw + at) = ptx::pack_bf16(d_q[4 * n + 2 * upper], d_q[4 * n + 2 * upper + 1]);
             *reinterpret_cast<uint32_t*>(shared.k_raw + at) = ptx::pack_bf16(d_k[4 * n + 2 * upper], d_k[4 * n + 2 * upper + 1]);
             *reinterpret_cast<uint32_t*>(shared.d_v_new + at) = ptx::pack_bf16(d_g[0], d_g[1]);
         }
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            bias_sums[c] = sum_over_rows(bias_sums[c]);
-            if (lane < 4) shared.column_sums[0][warp][channel + c] = bias_sums[c];
-        }
+        d_a_log = fmaf(bias_sums[2 * n], gate.bias.x, fmaf(bias_sums[2 * n + 1], gate.bias.y, d_a_log));
     }
+    shared.column_sums[0][warp][summed_channel] = sum_over_rows(bias_sums);
     d_a_log += __shfl_xor_sync(~0u, d_a_log, 1);
     d_a_log += __shfl_xor_sync(~0u, d_a_log, 2);
     d_a_log = sum_over_rows(d_a_log);
@@ -297,21 +304,17 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     ptx::wgmma_pin(d_kept);
     ptx::wgmma_pin(square);
 
-    row_norms<kGradientThreads>(shared.q_rows, shared.k_rows, shared.q_norm, shared.k_norm);
+    Silent silent;
+    row_norms<kGradientThreads>(shared.q_rows, shared.k_rows, shared.q_norm, shared.k_norm, silent);
     multiply_states(shared);
     const Gate gate(arguments.a_log, arguments.dt_bias, arguments.lower_bound, head, pair);
     float fall[kRows][2];
-    decay_within<kRows>(shared.k_columns, gate, chunk.rows, row_group, pair, fall, shared.totals);
+    decay_within<kRows>(shared.k_columns, gate, chunk.rows, row_group, pair, fall, shared.totals, silent);
     __syncthreads();
     const PairAnchors<kRows> at_tile(shared.totals, row_group, pair);
     if (row_group == 0) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            float sum = 0.f;
-#pragma unroll
-            for (int i = 0; i < 16; ++i) sum += shared.state_parts[i][pair * 2 + c];
-            shared.state_product[pair * 2 + c] = sum * ptx::exp2_fast(at_tile.total[c]);
-        }
+        for (int c = 0; c < 2; ++c) shared.state_product[pair * 2 + c] *= ptx::exp2_fast(at_tile.total[c]);
     }
     scale_by_decay(shared, at_tile, fall, row_group, pair, arguments.scale);
     store_panel(shared.d_w + (group >> 1) * kPanelBytes, 0, (group & 1) * 4, d_w, -1.f);
@@ -351,7 +354,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient(const __grid_con
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-        const float grow = ptx::exp2_fast(shared.anchors[warp][group * kGroupChannels + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1)]);
+        const float grow = shared.grow[warp][group * kGroupChannels + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1)];
         d_q[i] *= grow;
         d_k[i] *= grow;
     }

@@ -7,6 +7,8 @@ State layout: [N, H, K, V], key channel first, float32; one state per document (
 A state kept as [N, H, V, K] is converted with `.transpose(-1, -2)`.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,8 @@ from samite_kernels.kda.chunkwise import chunkwise_core
 from samite_kernels.kda.documents import Documents, check_cu_seqlens_form, find_documents
 from samite_kernels.kda.fla import chunk_kda_fla
 from samite_kernels.kda.gate import bounded_log_decay, compute_dtype, l2_normalize
-from samite_kernels.kda.sm90 import chunk_kda_sm90
+from samite_kernels.kda.signals import DecayCounts, decay_counts
+from samite_kernels.kda.sm90 import chunk_kda_sm90, counted_chunk_kda_sm90
 
 
 def chunk_kda(
@@ -32,6 +35,7 @@ def chunk_kda(
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
+    recompute_states: bool = False,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention with the lower-bounded gate of K3 (report section on KDA).
@@ -39,37 +43,89 @@ def chunk_kda(
     q, k [B, T, H, K] and v [B, T, H, V] as they come out of the short convolution: not normalised. g [B, T, H, K] is the gate
     before `dt_bias`, beta [B, T, H] the write strength before its sigmoid. A_log [H], dt_bias [H * K] or [H, K].
     `scale` defaults to K ** -0.5. `cu_seqlens` [N + 1] packs N documents into one row (B = 1); given on the CPU it costs no
-    synchronisation. `initial_state` [N, H, K, V].
+    synchronisation. `initial_state` [N, H, K, V]. `recompute_states` trades time in the backward for memory between the two (sm90
+    keeps 1 KiB per token and head, with it next to nothing; the other backends recompute always or never).
 
     Returns o [B, T, H, V] in the dtype of v, and the final state [N, H, K, V] (float32; None unless asked for).
     Raises ValueError for inputs outside the contract and for a forced backend that can't run.
 
         o, state = chunk_kda(q, k, v, g, beta, A_log, dt_bias, output_final_state=True)
     """
+    tensors = (q, k, v, g, beta, A_log, dt_bias)
+    _check_raw(tensors, lower_bound=lower_bound, cu_seqlens=cu_seqlens, initial_state=initial_state)
+    options = _Options(_scale_of(scale, q), lower_bound, cu_seqlens, initial_state)
+    choice = dispatch.explain(q, v, lower_bound=lower_bound, backend=backend)
+    if choice.backend == "sm90":
+        o, final_state = chunk_kda_sm90(*tensors, **options._asdict(), recompute=recompute_states)
+    else:
+        run = chunk_kda_fla if choice.backend == "fla" else _chunk_kda_reference
+        o, final_state = run(*tensors, **options._asdict())
+    return o, final_state if output_final_state else None
+
+
+def counted_chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    *,
+    scale: float | None = None,
+    lower_bound: float = -5.0,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    recompute_states: bool = False,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor | None, DecayCounts]:
+    """`chunk_kda` and the decay signals of its call, for sampled steps: chunks of 64, tiles of 16 with their start as anchor.
+
+    On sm90 the kernels count beside their work: alarms (lossy flushes, values that are not finite) and beta everywhere, the rest in every
+    sixteenth chunk of a head, as the totals say. Elsewhere `decay_counts` makes a pass of its own over everything.
+    """
+    tensors = (q, k, v, g, beta, A_log, dt_bias)
+    _check_raw(tensors, lower_bound=lower_bound, cu_seqlens=cu_seqlens, initial_state=initial_state)
+    options = _Options(_scale_of(scale, q), lower_bound, cu_seqlens, initial_state)
+    if dispatch.explain(q, v, lower_bound=lower_bound, backend=backend).backend == "sm90":
+        o, state, counts = counted_chunk_kda_sm90(*tensors, **options._asdict(), recompute=recompute_states)
+        return o, state if output_final_state else None, counts
+    o, last = chunk_kda(*tensors, **options._asdict(), output_final_state=output_final_state, backend=backend)
+    counts = decay_counts(
+        q, k, g, beta, A_log, dt_bias, lower_bound=lower_bound, cu_seqlens=cu_seqlens, anchor="start", scale=options.scale
+    )
+    return o, last, counts
+
+
+class _Options(NamedTuple):
+    """What every backend takes beside its tensors."""
+
+    scale: float
+    lower_bound: float
+    cu_seqlens: Tensor | None
+    initial_state: Tensor | None
+
+
+def _scale_of(scale: float | None, q: Tensor) -> float:
+    return float(q.shape[-1] ** -0.5) if scale is None else scale
+
+
+def _check_raw(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    *,
+    lower_bound: float,
+    cu_seqlens: Tensor | None,
+    initial_state: Tensor | None,
+) -> None:
+    q, k, v, g, beta, a_log, dt_bias = tensors
     contract.check_lower_bound(lower_bound)
     contract.check_tensors(q, k, v, g, beta)
-    contract.check_gate_parameters(A_log, dt_bias, num_heads=q.shape[2], key_dim=q.shape[3])
+    contract.check_gate_parameters(a_log, dt_bias, num_heads=q.shape[2], key_dim=q.shape[3])
     if cu_seqlens is not None:
         check_cu_seqlens_form(cu_seqlens, batch=q.shape[0])
     num_documents = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     contract.check_initial_state(initial_state, wanted=(num_documents, q.shape[2], q.shape[3], v.shape[3]), device=q.device)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    choice = dispatch.explain(q, v, lower_bound=lower_bound, backend=backend)
-    run = {"sm90": chunk_kda_sm90, "fla": chunk_kda_fla, "reference": _chunk_kda_reference}[choice.backend]
-    o, final_state = run(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        A_log,
-        dt_bias,
-        scale=scale,
-        lower_bound=lower_bound,
-        cu_seqlens=cu_seqlens,
-        initial_state=initial_state,
-    )
-    return o, final_state if output_final_state else None
 
 
 def _chunk_kda_reference(

@@ -1,6 +1,6 @@
 """`recurrent_kda`: one token after another. What decoding calls with T = 1, and the definition that everything is tested against.
 
-The kernel is opt-in until it has been measured (`SAMITE_KERNELS_DECODE=sm90`), and has no gradient: calls that need one run in plain torch.
+The kernel has no gradient: calls that need one run in plain torch. `SAMITE_KERNELS_DECODE` forces either.
 """
 
 import torch
@@ -12,7 +12,7 @@ from samite_kernels.kda.documents import find_documents
 from samite_kernels.kda.gate import bounded_log_decay, compute_dtype, l2_normalize
 from samite_kernels.kda.reference import recurrent_core
 from samite_kernels.kda.sm90_launch import HEAD_DIM
-from samite_kernels.runtime.choice import Choice, choose_opt_in
+from samite_kernels.runtime.choice import Choice, choose
 from samite_kernels.runtime.launch import hopper_obstacle
 
 VARIABLE = "SAMITE_KERNELS_DECODE"
@@ -65,7 +65,7 @@ def recurrent_kda(
 
 def explain_decode(q: Tensor, v: Tensor, *, needs_gradient: bool = False) -> Choice:
     """Which backend `recurrent_kda` takes for such inputs, and why. Raises ValueError when a forced kernel can't run."""
-    return choose_opt_in("recurrent KDA", VARIABLE, _obstacle(q, v, needs_gradient=needs_gradient))
+    return choose("recurrent KDA", VARIABLE, _obstacle(q, v, needs_gradient=needs_gradient))
 
 
 def _obstacle(q: Tensor, v: Tensor, *, needs_gradient: bool) -> str | None:

@@ -20,7 +20,7 @@ LN_MIN_NORMAL = -87.3365
 FORGET_THRESHOLDS = {"normal": -87.34, "bfloat16_subnormal": -92.19, "float32_subnormal": -103.28}
 """Chunk decay in nats below which a channel carries nothing across a chunk, by number format."""
 _NEGLIGIBLE = -16.6
-_MEMORYLESS = -6.907755
+MEMORYLESS = -6.907755
 Anchor = Literal["first", "start", "middle", "balanced"]
 
 
@@ -68,13 +68,17 @@ def decay_counts(
     chunk_size: int = 64,
     tile_size: int = 16,
     anchor: Anchor = "first",
+    scale: float = 1.0,
 ) -> DecayCounts:
-    """Counts for one call of `chunk_kda` with the same raw inputs. No gradient; no synchronisation beyond `cu_seqlens`."""
+    """Counts for one call of `chunk_kda` with the same raw inputs. No gradient; no synchronisation beyond `cu_seqlens`.
+
+    `scale` is that of q, for the operands that flush.
+    """
     with torch.no_grad():
         return log_decay_counts(
             bounded_log_decay(g.float(), A_log.float(), dt_bias.float(), lower_bound=lower_bound),
             beta.float().sigmoid(),
-            q=l2_normalize(q.float()),
+            q=l2_normalize(q.float()) * scale,
             k=l2_normalize(k.float()),
             lower_bound=lower_bound,
             cu_seqlens=cu_seqlens,
@@ -112,7 +116,7 @@ def log_decay_counts(
             flushed = flushed + ((before != 0) & ((before.double() * exponent.double().exp()).abs() < 2.0**-126)).sum()
             operands = operands + (before != 0).sum()
     checked = [x for x in (q, k, log_decay, beta) if x is not None]
-    memoryless = (total.mean(0) < _MEMORYLESS).all(-1) if layout.num_chunks else torch.zeros_like(total[..., 0]).bool()
+    memoryless = (total.mean(0) < MEMORYLESS).all(-1) if layout.num_chunks else torch.zeros_like(total[..., 0]).bool()
 
     def number(value: int) -> Tensor:
         return torch.full((), value, dtype=torch.int64, device=log_decay.device)

@@ -4,7 +4,6 @@ Called by `sm90`, which owns memory and autograd. The structures mirror csrc/inc
 """
 
 import ctypes
-import os
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from samite_kernels.kda.documents import Documents
-from samite_kernels.runtime.launch import Launch, declare
+from samite_kernels.runtime.launch import declare
 
 CHUNK = 64
 HEAD_DIM = 128
@@ -38,7 +37,13 @@ def block(name: str, pointers: str, integers: str, floats: str = "") -> type[Blo
 
 PrepareArguments = block(
     "PrepareArguments",
-    "q k v g beta a_log dt_bias chunks minus_w q_grown k_kept u_transposed inverse scores keep",
+    "q k v g beta a_log dt_bias chunks minus_w q_grown k_kept u_transposed inverse scores keep counts",
+    "num_chunks num_heads",
+    "scale lower_bound saturated_logit open_logit",
+)
+RebuildArguments = block(
+    "RebuildArguments",
+    "q k g beta a_log dt_bias chunks inverse minus_w q_grown k_kept keep",
     "num_chunks num_heads",
     "scale lower_bound",
 )
@@ -59,36 +64,16 @@ GradientArguments = block(
     "num_chunks num_heads",
     "scale lower_bound",
 )
+TallyArguments = block("TallyArguments", "rows sums extremes", "num_heads")
 ReduceArguments = block("ReduceArguments", "d_a_log_parts d_dt_bias_parts d_a_log d_dt_bias", "num_chunks num_heads")
 
-PREPARE_VARIABLE = "SAMITE_KERNELS_KDA_PREPARE"
-_PREPARES = {
-    "wide": (declare("sm90_kda_prepare_forward"), declare("sm90_kda_prepare_backward")),
-    "slim": (declare("sm90_kda_prepare_slim_forward"), declare("sm90_kda_prepare_slim_backward")),
-}
-"""Two layouts of shared memory for the same factors: two blocks per multiprocessor, or three (not measured yet)."""
+prepare = declare("sm90_kda_prepare")
+rebuild = declare("sm90_kda_rebuild")
 scan = declare("sm90_kda_scan")
 output = declare("sm90_kda_output")
 reverse_scan = declare("sm90_kda_reverse_scan")
 gradient = declare("sm90_kda_gradient")
 reduce = declare("sm90_kda_reduce")
-
-
-def prepare_forward(arguments: Block, device: torch.device) -> None:
-    """Makes the factors that the forward scan reads."""
-    _prepares()[0](arguments, device)
-
-
-def prepare_backward(arguments: Block, device: torch.device) -> None:
-    """Makes the factors that the reverse scan and the gradient read."""
-    _prepares()[1](arguments, device)
-
-
-def _prepares() -> tuple[Launch, Launch]:
-    layout = os.environ.get(PREPARE_VARIABLE, "wide")
-    if layout not in _PREPARES:
-        raise ValueError(f"{PREPARE_VARIABLE} must be one of {', '.join(_PREPARES)}, found {layout!r}")
-    return _PREPARES[layout]
 
 
 class ChunkTable:

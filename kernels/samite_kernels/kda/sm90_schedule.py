@@ -3,30 +3,35 @@
 A scan occupies two multiprocessors per chain, so a long document with few heads leaves most of the device idle. Long inputs are cut into
 segments and the scan runs on a second stream of higher priority, one segment behind the kernel that feeds it:
 
-    forward    main  P0 P1 P2 P3 ...          backward    main  P3 P2 G3 P1 G2 P0 G1 G0
+    forward    main  P0 P1 P2 P3 ...          backward    main  B3 B2 G3 B1 G2 B0 G1 G0
                side     S0 S1 S2 ...                      side     R3 R2   R1   R0
+
+P prepare, S scan, B rebuild, R reverse scan, G gradient. A backward that recomputes has P in the place of B and S R in that of R.
 
 With few chains the forward scan leaves the outputs to a parallel kernel, in the place that the gradient has in the backward. Two segments
 of factors exist at a time. Within one document the state passes from segment to segment in float32; several documents are cut between
 documents. Called by `sm90`; both streams are joined before it returns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from itertools import accumulate, pairwise
+from functools import cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from samite_kernels.kda import sm90_launch as kernels
-from samite_kernels.kda.documents import Documents
-from samite_kernels.kda.sm90_launch import CHUNK, HEAD_DIM, SQUARE_IMAGE, STATE_IMAGE, TOKEN_IMAGE, Addresses, fill
+from samite_kernels.kda.sm90_counts import gate_logits
+from samite_kernels.kda.sm90_launch import HEAD_DIM, SQUARE_IMAGE, STATE_IMAGE, TOKEN_IMAGE, Addresses, fill
+from samite_kernels.kda.sm90_segments import Segment
 
 Numbers = Mapping[str, float]
 FORWARD_FACTORS = ("minus_w", "q_grown", "k_kept", "scores", "u_transposed", "keep")
 BACKWARD_FACTORS = ("minus_w", "q_grown", "k_kept", "scores", "inverse", "d_states", "d_v_new", "keep")
+KEPT = ("states", "v_new", "inverse", "scores")
+"""What the forward keeps for the backward unless that is to recompute it."""
 _BYTES_PER_TILE = {
     "minus_w": 2 * TOKEN_IMAGE,
     "q_grown": 2 * TOKEN_IMAGE,
@@ -42,95 +47,66 @@ _BYTES_PER_TILE = {
     "d_dt_bias_parts": 4 * HEAD_DIM,
     "d_a_log_parts": 4,
 }
-_KEPT = ("states", "v_new", "d_a_log_parts", "d_dt_bias_parts")
+_WHOLE = (*KEPT, "d_a_log_parts", "d_dt_bias_parts")
+"""Arrays over all tiles, where they are not made anew for each segment."""
 _BYTES_PER_CHUNK_ROW = 16
 _SLOTS = 2
 _FEW_CHAINS = 12
 """Documents times heads of a segment up to which a scan is bound by its own latency and not by what it shares with other kernels."""
-_SHARES: tuple[tuple[tuple[int, ...], int], ...] = (((1, 2, 2, 2, 2, 2, 2, 1), 16384), ((1, 2, 2, 1), 4096))
-"""Relative sizes of the segments, finest first, and the tiles (chunks times heads) from which they pay for their launches."""
-_LEAST_CHUNKS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
-    """Chunks `start` to `stop`, which belong to `num_documents` documents from `first_document` on."""
+class States:
+    """The states at both ends of the documents in the direction of the scan, and those that pass from segment to segment."""
 
-    start: int
-    stop: int
-    first_document: int
-    num_documents: int
-    first_chunk: Tensor
-    """[num_documents + 1] int32 on the device: where each document begins, counted from `start`."""
+    first: Tensor | None
+    last: Tensor
+    between: Tensor
+    """[segments - 1, heads, K, V] for one document, else nothing."""
 
-
-@lru_cache(maxsize=128)
-def segments_of(documents: Documents, num_heads: int, device: torch.device) -> tuple[Segment, ...]:
-    """One segment for short inputs, else several. Those at the ends are small: there a kernel runs alone."""
-    counts = documents.num_chunks(CHUNK)
-    total = sum(counts)
-    shares = next((shares for shares, tiles in _SHARES if total >= _LEAST_CHUNKS and total * num_heads >= tiles), (1,))
-    wanted = len(shares)
-    if documents.count == 1:
-        bounds = [total * share // sum(shares) for share in accumulate(shares, initial=0)]
-        return tuple(_segment(start, stop, 0, (stop - start,), device) for start, stop in pairwise(bounds))
-    segments: list[Segment] = []
-    start = first = chunks = 0
-    for document, count in enumerate(counts):
-        chunks += count
-        if chunks * wanted >= total or document == documents.count - 1:
-            segments.append(_segment(start, start + chunks, first, counts[first : document + 1], device))
-            start, first, chunks = start + chunks, document + 1, 0
-    return tuple(segments)
-
-
-def _segment(start: int, stop: int, first_document: int, counts: tuple[int, ...], device: torch.device) -> Segment:
-    first_chunk = torch.zeros(len(counts) + 1, dtype=torch.int64)
-    first_chunk[1:] = torch.tensor(counts).cumsum(0)
-    return Segment(
-        start=start,
-        stop=stop,
-        first_document=first_document,
-        num_documents=len(counts),
-        first_chunk=first_chunk.to(device, torch.int32),
-    )
+    @classmethod
+    def passing(cls, segments: tuple[Segment, ...], first: Tensor | None, last: Tensor) -> "States":
+        """With new memory for what passes."""
+        count = len(segments) - 1 if segments[-1].first_document == 0 else 0
+        return cls(first=first, last=last, between=last.new_empty((count, *last.shape[1:])))
 
 
 def run_forward(
-    segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, *, initial_state: Tensor | None, final_state: Tensor
+    segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, states: States, *, prepared: Callable[[], None]
 ) -> None:
-    """Prepare and scan. `inputs` holds everything but factors and states; fills `o`, `final_state`, and `states`, `v_new` if given."""
+    """Prepare and scan. `inputs` holds everything but factors and states; fills `o`, the states, and those of `KEPT` that are given.
+
+    `prepared` is called for what may follow on the main stream once all factors are made.
+    """
     chains = segments[-1].num_documents * int(numbers["num_heads"])
     if chains <= _FEW_CHAINS:
-        _run_forward_apart(segments, inputs, numbers, initial_state=initial_state, final_state=final_state)
+        _run_forward_apart(segments, inputs, numbers, states)
+        prepared()
         return
-    work = _Work(segments, inputs, numbers, FORWARD_FACTORS, final_state)
-    state = initial_state
+    work = _Work(segments, inputs, numbers, FORWARD_FACTORS, states)
     scanned: list[torch.cuda.Event | None] = []
     for index, segment in enumerate(segments):
         if index >= _SLOTS:
             work.lane.main_waits(scanned[index - _SLOTS])
         part = work.part(index, segment)
-        kernels.prepare_forward(fill(kernels.PrepareArguments, part, **work.sizes(segment)), work.device)
-        state = work.pass_state(part, segment, ("initial_state", "final_state"), state, last=index == len(segments) - 1)
+        work.prepare(part, segment)
+        work.pass_state(part, index, segment, "initial_state", "final_state")
         with work.lane.behind_main():
             kernels.scan(fill(kernels.ScanArguments, part, **work.chains(segment)), work.device)
         scanned.append(work.lane.mark())
+    prepared()
     work.lane.join()
 
 
-def _run_forward_apart(
-    segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, *, initial_state: Tensor | None, final_state: Tensor
-) -> None:
+def _run_forward_apart(segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, states: States) -> None:
     """The same with outputs made by a kernel of their own, from saved states."""
     kept = () if inputs.get("states") else ("states", "v_new")
-    work = _Work(segments, inputs, numbers, FORWARD_FACTORS + kept, final_state)
-    state = initial_state
+    work = _Work(segments, inputs, numbers, FORWARD_FACTORS + kept, states)
     waiting: tuple[Addresses, Segment, torch.cuda.Event | None] | None = None
     for index, segment in enumerate(segments):
         part = work.part(index, segment)
-        kernels.prepare_forward(fill(kernels.PrepareArguments, part, **work.sizes(segment)), work.device)
-        state = work.pass_state(part, segment, ("initial_state", "final_state"), state, last=index == len(segments) - 1)
+        work.prepare(part, segment)
+        work.pass_state(part, index, segment, "initial_state", "final_state")
         with work.lane.behind_main():
             kernels.scan(fill(kernels.ScanArguments, part | {"o": 0}, **work.chains(segment)), work.device)
         if waiting is not None:
@@ -147,23 +123,39 @@ def _run_output(work: "_Work", part: Addresses, segment: Segment, scanned: torch
 
 
 def run_backward(
-    segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, *, d_final_state: Tensor | None, d_initial_state: Tensor
+    segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, states: States, *, forward: States | None = None
 ) -> None:
-    """Prepare, reverse scan, gradient: fills the gradients by their names and the parts of those of A_log and dt_bias."""
-    work = _Work(segments, inputs, numbers, BACKWARD_FACTORS, d_initial_state)
-    state = d_final_state
+    """Fills the gradients by their names and the parts of those of A_log and dt_bias. `states` are those of the reverse scan.
+
+    `forward`, of which `last` stays untouched: what the forward kept is not in `inputs` and is recomputed, a segment at a time.
+    """
+    factors = BACKWARD_FACTORS if forward is None else (*BACKWARD_FACTORS, "u_transposed", "states", "v_new")
+    work = _Work(segments, inputs, numbers, factors, states)
     waiting: tuple[Addresses, Segment, torch.cuda.Event | None] | None = None
     for index, segment in enumerate(reversed(segments)):
         part = work.part(index, segment)
-        kernels.prepare_backward(fill(kernels.PrepareArguments, part, **work.sizes(segment)), work.device)
-        state = work.pass_state(part, segment, ("d_final_state", "d_initial_state"), state, last=index == len(segments) - 1)
+        if forward is None:
+            kernels.rebuild(fill(kernels.RebuildArguments, part, **work.sizes(segment)), work.device)
+        else:
+            work.prepare(part, segment)
+        work.pass_state(part, index, segment, "d_final_state", "d_initial_state")
         with work.lane.behind_main():
+            if forward is not None:
+                scanned = part | {"o": 0, "initial_state": _start(forward, len(segments) - 1 - index, segment)}
+                kernels.scan(fill(kernels.ScanArguments, scanned, **work.chains(segment)), work.device)
             kernels.reverse_scan(fill(kernels.ReverseScanArguments, part, **work.chains(segment)), work.device)
         if waiting is not None:
             _run_gradient(work, *waiting)
         waiting = (part, segment, work.lane.mark())
     if waiting is not None:
         _run_gradient(work, *waiting)
+
+
+def _start(states: States, index: int, segment: Segment) -> int:
+    """Address of the state that enters a segment in the direction of the scan, 0 for none."""
+    if index > 0 and states.between.shape[0]:
+        return states.between[index - 1].data_ptr()
+    return 0 if states.first is None else states.first.data_ptr() + segment.first_document * states.first[0].numel() * 4
 
 
 def _run_gradient(work: "_Work", part: Addresses, segment: Segment, scanned: torch.cuda.Event | None) -> None:
@@ -175,16 +167,16 @@ class _Work:
     """The memory of factors, in slots that segments take in turn, and where each segment finds everything."""
 
     def __init__(
-        self, segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, factors: tuple[str, ...], end_state: Tensor
+        self, segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, factors: tuple[str, ...], states: States
     ) -> None:
         self.inputs = inputs
         self.numbers = numbers
-        self.end_state = end_state
-        self.device = end_state.device
+        self.states = states
+        self.count = len(segments)
+        self.device = states.last.device
         self.num_heads = int(numbers["num_heads"])
-        self.single_document = segments[-1].first_document == 0
         self.lane = _Lane(self.device, len(segments) > 1)
-        self.passed: list[Tensor] = []
+        factors = tuple(name for name in factors if name not in inputs)
         tiles = max(segment.stop - segment.start for segment in segments) * self.num_heads
         slots = min(_SLOTS, len(segments))
         sizes = [_BYTES_PER_TILE[name] * tiles for name in factors]
@@ -201,28 +193,26 @@ class _Work:
         part["first_chunk"] = segment.first_chunk.data_ptr()
         if segment.start > 0:
             part["chunks"] += segment.start * _BYTES_PER_CHUNK_ROW
-            for name in _KEPT:
+            for name in _WHOLE:
                 if name in self.inputs:
                     part[name] += segment.start * self.num_heads * _BYTES_PER_TILE[name]
         return part
 
-    def pass_state(
-        self, part: Addresses, segment: Segment, fields: tuple[str, str], incoming: Tensor | None, *, last: bool
-    ) -> Tensor | None:
-        """Sets a segment's incoming and outgoing state, by their fields, and returns what the next one receives."""
-        came, leaves = fields
-        following: Tensor | None
-        if self.single_document:
-            outgoing = self.end_state if last else torch.empty_like(self.end_state)
-            self.passed.append(outgoing)
-            offset, following = 0, outgoing
+    def pass_state(self, part: Addresses, index: int, segment: Segment, came: str, leaves: str) -> None:
+        """Sets the states that come into a segment and leave it, by their fields; `index` counts in the direction of the scan."""
+        start = _start(self.states, index, segment)
+        if start:
+            part[came] = start
+        if index + 1 < self.count and self.states.between.shape[0]:
+            part[leaves] = self.states.between[index].data_ptr()
         else:
-            outgoing, following = self.end_state, incoming
-            offset = segment.first_document * self.num_heads * HEAD_DIM * HEAD_DIM * 4
-        part[leaves] = outgoing.data_ptr() + offset
-        if incoming is not None:
-            part[came] = incoming.data_ptr() + offset
-        return following
+            part[leaves] = self.states.last.data_ptr() + segment.first_document * self.num_heads * HEAD_DIM * HEAD_DIM * 4
+
+    def prepare(self, part: Addresses, segment: Segment) -> None:
+        """All factors of a segment on the main stream."""
+        numbers = self.sizes(segment)
+        numbers |= gate_logits(self.numbers["lower_bound"]) if part.get("counts") else {}
+        kernels.prepare(fill(kernels.PrepareArguments, part, **numbers), self.device)
 
     def sizes(self, segment: Segment) -> dict[str, float]:
         """The numbers of a kernel that is parallel over chunks."""
@@ -237,12 +227,12 @@ class _Lane:
     """The second stream, or the main one when there is nothing to hide."""
 
     def __init__(self, device: torch.device, apart: bool) -> None:
-        self.main = torch.cuda.current_stream(device)
+        self.main = torch.cuda.current_stream(device) if apart else None
         self.side = _side_stream(device) if apart else None
 
     def behind_main(self) -> AbstractContextManager[object]:
         """Runs its body on the side stream after all that the main stream has been given so far."""
-        if self.side is None:
+        if self.side is None or self.main is None:
             return nullcontext()
         self.side.wait_event(self.main.record_event())
         return torch.cuda.stream(self.side)
@@ -253,7 +243,7 @@ class _Lane:
 
     def main_waits(self, event: torch.cuda.Event | None) -> None:
         """Holds the main stream until the side stream has come to `event`."""
-        if event is not None:
+        if event is not None and self.main is not None:
             self.main.wait_event(event)
 
     def join(self) -> None:

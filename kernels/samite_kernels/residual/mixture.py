@@ -4,7 +4,7 @@
     y = attention_residual([*blocks, partial], query, norm_weight_D=weight)
 
 Called in front of every sublayer. Without `freeze` autograd keeps one gradient per reader and adds them, which moves as many bytes as the
-backward itself. The kernel is opt-in until it has been measured (`SAMITE_KERNELS_RESIDUAL=sm90`). Legend: T tokens, D width, N sources.
+backward itself. `SAMITE_KERNELS_RESIDUAL` forces the kernel or plain torch. Legend: T tokens, D width, N sources.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from samite_kernels.residual import sm90
 from samite_kernels.residual.reference import attention_residual_reference
-from samite_kernels.runtime.choice import Choice, choose_opt_in
+from samite_kernels.runtime.choice import Choice, choose
 from samite_kernels.runtime.launch import hopper_obstacle
 
 VARIABLE = "SAMITE_KERNELS_RESIDUAL"
@@ -69,7 +69,7 @@ def attention_residual(
 
 def explain_residual(values: Sequence[Tensor]) -> Choice:
     """Which backend runs for such sources, and why. Raises ValueError when a forced kernel can't run."""
-    return choose_opt_in("block attention residual", VARIABLE, _obstacle(values))
+    return choose("block attention residual", VARIABLE, _obstacle(values))
 
 
 def _check(values: Sequence[Tensor], query_D: Tensor, norm_weight_D: Tensor | None) -> None:

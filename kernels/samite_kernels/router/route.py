@@ -3,8 +3,8 @@
     logits --sigmoid--> scores --+ bias--> top K + 1 --> chosen, threshold        chosen scores / their sum --> weights
                           `----------- threshold - score --> histogram of margins per expert
 
-Called by a mixture-of-experts layer after its router product. The kernels are opt-in until they have been measured
-(`SAMITE_KERNELS_ROUTER=sm90`). Among equal biased scores the kernel takes the lower expert number; torch promises no order.
+Called by a mixture-of-experts layer after its router product. `SAMITE_KERNELS_ROUTER` forces the kernels or plain
+torch. Among equal biased scores the kernel takes the lower expert number; torch promises no order.
 Legend: T tokens, E experts, K experts per token, B bins.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from samite_kernels.router.reference import count_margins_reference, route_reference
 from samite_kernels.router.sm90 import MOST_BINS, MOST_EXPERTS, MOST_K, count_margins_sm90, route_sm90
-from samite_kernels.runtime.choice import Choice, choose_opt_in
+from samite_kernels.runtime.choice import Choice, choose
 from samite_kernels.runtime.launch import hopper_obstacle
 
 VARIABLE = "SAMITE_KERNELS_ROUTER"
@@ -72,7 +72,7 @@ def count_margins(
 
 def explain_route(logits_TE: Tensor, *, top_k: int, num_bins: int = 1) -> Choice:
     """Which backend runs for such inputs, and why. Raises ValueError when a forced kernel can't run."""
-    return choose_opt_in("router", VARIABLE, _obstacle(logits_TE, top_k, num_bins))
+    return choose("router", VARIABLE, _obstacle(logits_TE, top_k, num_bins))
 
 
 def _check(logits_TE: Tensor, bias_E: Tensor, top_k: int) -> None:

@@ -3,14 +3,12 @@
     sm90       ours, CUDA for Hopper
     reference  plain torch, anywhere
 
-A kernel that has not been timed on a GPU yet is opt-in: it runs only when its variable asks for it, and `explain` says so. A forced backend
-that can't run is an error, never a silent change. KDA itself has `kda/dispatch.py`.
+Ours runs wherever it can, and `explain` says so or why not. A variable of the operator forces either; a forced backend that can't run is an
+error, never a silent change. KDA itself has `kda/dispatch.py`.
 """
 
 import os
 from dataclasses import dataclass, field
-
-NOT_MEASURED = "built for Hopper and checked without one, not measured yet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,19 +26,20 @@ class Choice:
         return "\n".join(lines)
 
 
-def choose_opt_in(operator: str, variable: str, obstacle: str | None, *, reference: str = "reference") -> Choice:
-    """The choice for an operator whose kernel runs only when `variable` says sm90. `obstacle`: why the kernel can't run, if so.
+def choose(operator: str, variable: str, obstacle: str | None, *, reference: str = "reference") -> Choice:
+    """The choice for an operator with a kernel of ours and one other way. `obstacle`: why the kernel can't run, if so.
 
-    `reference` names the backend that runs otherwise. Raises ValueError for an unknown name and for a forced kernel that can't run.
+    `reference` names the other way. `variable` in the environment forces one. Raises ValueError for an unknown name and for a forced kernel
+    that can't run.
     """
     forced = os.environ.get(variable)
     names = ("sm90", reference)
     if forced and forced not in names:
         raise ValueError(f"{variable} must be one of {', '.join(names)}, found {forced!r}")
-    if forced == "sm90":
-        if obstacle:
-            raise ValueError(f"{variable} asks for sm90, which can't run here: {obstacle}. Unset it to let Samite choose")
-        return Choice(operator=operator, backend="sm90", reason=f"forced by {variable}")
-    why_not = obstacle or f"{NOT_MEASURED}: set {variable}=sm90 to run it"
-    reason = f"forced by {variable}" if forced else "what runs until the kernel is measured" if not obstacle else "nothing faster fits"
-    return Choice(operator=operator, backend=reference, reason=reason, rejected={"sm90": why_not})
+    if forced == "sm90" and obstacle:
+        raise ValueError(f"{variable} asks for sm90, which can't run here: {obstacle}. Unset it to let Samite choose")
+    if forced:
+        return Choice(operator=operator, backend=forced, reason=f"forced by {variable}")
+    if obstacle:
+        return Choice(operator=operator, backend=reference, reason="nothing faster fits", rejected={"sm90": obstacle})
+    return Choice(operator=operator, backend="sm90", reason="Hopper device")

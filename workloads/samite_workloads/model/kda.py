@@ -10,8 +10,8 @@ Legend: T tokens, D model width, H heads, K head width, P = H * K. Kimi Linear a
 import torch
 from torch import Tensor, nn
 
-from samite_kernels.conv import short_conv
-from samite_kernels.kda import DecayCounts, chunk_kda, decay_counts
+from samite_kernels.conv import short_conv_qkv
+from samite_kernels.kda import DecayCounts, chunk_kda, counted_chunk_kda
 from samite_workloads.config import ModelConfig
 from samite_workloads.model.islands import Float32Island
 from samite_workloads.model.linear import Linear
@@ -67,26 +67,14 @@ class KdaCore(Float32Island):
 
     def forward(self, qkv_T3P: Tensor, decay_TP: Tensor, beta_TH: Tensor, gate_TP: Tensor, row: RowLayout) -> Tensor:
         """Mixes the tokens of each document. Returns the gated heads [T, P] in the type of `gate_TP`."""
-        taps = torch.cat([self.q_conv, self.k_conv, self.v_conv])
-        mixed, _ = short_conv(qkv_T3P.unsqueeze(0), taps, cu_seqlens=row.cu_seqlens_host)
-        q, k, v = (self._heads(x) for x in mixed.chunk(3, -1))
-        decay, beta = self._heads(decay_TP.unsqueeze(0)), beta_TH.unsqueeze(0)
+        q, k, v = qkv_T3P.unsqueeze(0).chunk(3, -1)
+        mixed, _ = short_conv_qkv(q, k, v, (self.q_conv, self.k_conv, self.v_conv), cu_seqlens=row.cu_seqlens_host)
+        inputs = (*(self._heads(x) for x in mixed), self._heads(decay_TP.unsqueeze(0)), beta_TH.unsqueeze(0), self.A_log, self.dt_bias)
+        lower_bound, cu_seqlens = self.lower_bound, row.cu_seqlens_host
         if self.sampling and not is_recomputing():
-            self.sample = decay_counts(
-                q, k, decay, beta, self.A_log, self.dt_bias, lower_bound=self.lower_bound, cu_seqlens=row.cu_seqlens_host
-            )
-        o, state = chunk_kda(
-            q,
-            k,
-            v,
-            decay,
-            beta,
-            self.A_log,
-            self.dt_bias,
-            lower_bound=self.lower_bound,
-            cu_seqlens=row.cu_seqlens_host,
-            output_final_state=self.sampling,
-        )
+            o, state, self.sample = counted_chunk_kda(*inputs, lower_bound=lower_bound, cu_seqlens=cu_seqlens, output_final_state=True)
+        else:
+            o, state = chunk_kda(*inputs, lower_bound=lower_bound, cu_seqlens=cu_seqlens, output_final_state=self.sampling)
         if state is not None and not is_recomputing():
             self.state_sample = StateSample.of(state, self.A_log)
         normed = rms_norm(widened(o[0]), self.o_norm, self.eps)

@@ -18,10 +18,33 @@ struct PrepareArguments {
     unsigned char* minus_w;       // token image per tile: -W
     unsigned char* q_grown;       // token image per tile: scale q e^G
     unsigned char* k_kept;        // token image per tile: k e^(G_last - G)
-    unsigned char* u_transposed;  // forward: [128 v, 64 i] image per tile: U transposed
-    unsigned char* inverse;       // backward: square image per tile: (I + A_kk)^-1
+    unsigned char* u_transposed;  // [128 v, 64 i] image per tile: U transposed
+    unsigned char* inverse;       // square image per tile, for the backward: (I + A_kk)^-1; or null
     unsigned char* scores;        // square image per tile: A_qk
     float* keep;                  // [128] per tile: e^G_last
+    int64_t* counts;              // [heads, kTallyRow], see tally.cuh; or null
+    int32_t num_chunks;
+    int32_t num_heads;
+    float scale;
+    float lower_bound;
+    float saturated_logit;        // of the gate's sigmoid, from which it counts as saturated
+    float open_logit;             // to which it counts as open
+};
+
+// The factors of the backward, from the inputs and what the forward kept.
+struct RebuildArguments {
+    const __nv_bfloat16* q;
+    const __nv_bfloat16* k;
+    const __nv_bfloat16* g;
+    const __nv_bfloat16* beta;
+    const float* a_log;
+    const float* dt_bias;
+    const Chunk* chunks;
+    const unsigned char* inverse;
+    unsigned char* minus_w;
+    unsigned char* q_grown;
+    unsigned char* k_kept;
+    float* keep;
     int32_t num_chunks;
     int32_t num_heads;
     float scale;
@@ -100,6 +123,13 @@ struct GradientArguments {
     int32_t num_heads;
     float scale;
     float lower_bound;
+};
+
+struct TallyArguments {
+    const int64_t* rows;  // [heads, kTallyRow]
+    int64_t* sums;        // over heads, in the order of kda/sm90_counts.py
+    float* extremes;      // [3], in nats
+    int32_t num_heads;
 };
 
 struct ReduceArguments {

@@ -31,9 +31,19 @@ __device__ __forceinline__ float write_strength(const __nv_bfloat16* beta, const
     return 1.f / (1.f + ptx::exp2_fast(-kLog2E * logit));
 }
 
+// Watches what the phases see, for the decay signals. This one looks away; the other is in tally.cuh.
+struct Silent {
+    static constexpr bool kOn = false, kElements = false;
+    template <class... Anything>
+    __device__ __forceinline__ explicit Silent(const Anything&...) {}
+    __device__ __forceinline__ void see_gate(uint32_t) {}
+    __device__ __forceinline__ void see_row(const unsigned char*, int, float) {}
+    __device__ __forceinline__ void see_operand(uint32_t, uint32_t) {}
+};
+
 // 1 / |row| of q and k, several neighbouring threads a row.
-template <int Threads>
-__device__ __forceinline__ void row_norms(const unsigned char* q_image, const unsigned char* k_image, float* q_norm, float* k_norm) {
+template <int Threads, class Tally>
+__device__ __forceinline__ void row_norms(const unsigned char* q_image, const unsigned char* k_image, float* q_norm, float* k_norm, Tally& tally) {
     constexpr int kPerRow = Threads / kChunk;
     constexpr int kPieces = 16 / kPerRow;
     const int row = threadIdx.x / kPerRow, part = threadIdx.x % kPerRow;
@@ -59,6 +69,8 @@ __device__ __forceinline__ void row_norms(const unsigned char* q_image, const un
     if (part == 0) {
         q_norm[row] = rsqrtf(q_sum + kNormEpsilon);
         k_norm[row] = rsqrtf(k_sum + kNormEpsilon);
+        tally.see_row(q_image, row, q_norm[row]);
+        tally.see_row(k_image, row, k_norm[row]);
     }
 }
 
@@ -71,7 +83,9 @@ struct Gate {
     float2 shift;
 
     __device__ __forceinline__ Gate(const float* a_log, const float* dt_bias, float lower_bound, int head, int pair)
-        : steepness(ptx::exp2_fast(fminf(a_log[head], 20.f) * kLog2E)),
+        : Gate(ptx::exp2_fast(fminf(a_log[head], 20.f) * kLog2E), dt_bias, lower_bound, head, pair) {}
+    __device__ __forceinline__ Gate(float steepness, const float* dt_bias, float lower_bound, int head, int pair)
+        : steepness(steepness),
           bound(lower_bound),
           slope(-kLog2E * steepness),
           bias(*reinterpret_cast<const float2*>(dt_bias + static_cast<int64_t>(head) * kDim + pair * 2)),
@@ -82,15 +96,16 @@ struct Gate {
 };
 
 // Running log2-decay of two channels over `Rows` rows (16, a tile, or 8), and their total to `totals`.
-template <int Rows>
+template <int Rows, class Tally>
 __device__ __forceinline__ void decay_within(const unsigned char* g_image, const Gate& gate, int rows, int row_group, int pair,
-                                             float (&fall)[Rows][2], float (*totals)[kDim]) {
+                                             float (&fall)[Rows][2], float (*totals)[kDim], Tally& tally) {
     float sum[2] = {0.f, 0.f};
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
         const int row = row_group * Rows + r;
         const uint32_t raw = *reinterpret_cast<const uint32_t*>(g_image + element_offset(row, pair * 2));
         const float bound = row < rows ? gate.bound * kLog2E : 0.f;
+        tally.see_gate(raw);
         sum[0] += bound * gate.open_low(ptx::low_bf16(raw));
         sum[1] += bound * gate.open_high(ptx::high_bf16(raw));
         fall[r][0] = sum[0];

@@ -43,13 +43,11 @@ struct GradientShared {
         };
     };
     unsigned char inverse[kSquareImageBytes];
-    union {
-        unsigned char d_scores[kSquareImageBytes];
-        float state_parts[16][kDim];
-    };
+    unsigned char d_scores[kSquareImageBytes];
     uint32_t between[6][2][kDim];                 // 2^(R_I - R_J), two factors, each doubled to a bfloat16 pair
     float totals[kChunk / kRows][kDim];           // log2-decay over each group of rows
     float anchors[kNumTiles][kDim];
+    float grow[kNumTiles][kDim];                  // 2^R
     float half_keep[kNumTiles][kDim];
     float state_product[kDim];                    // e^G_last times the sum over v of S dS', per key channel
     float column_sums[2][kNumTiles][kDim];
@@ -93,29 +91,31 @@ __device__ __forceinline__ void start_loads(GradientShared& shared, const Gradie
     ptx::copy_async_commit();
 }
 
-// Partial sums over v of S dS', 16 parts of 8 rows of v.
+// Sums over v of S dS' per key channel: the diagonal of a product that nobody needs else. A warp makes 8 channels.
 __device__ __forceinline__ void multiply_states(GradientShared& shared) {
-    const int piece = threadIdx.x & 15, row_group = threadIdx.x >> 4;
-    float sums[8] = {};
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const uint32_t states = ptx::shared_address(shared.states), d_states = ptx::shared_address(shared.d_states);
+    const uint32_t panel = (warp >> 3) * kPanelBytes;  // 64 key channels
+    const int first_piece = (warp >> 1 & 3) * 2, half = warp & 1;
+    float d[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-        const int v = row_group + 32 * r;
-        const uint32_t at = (v >> 6) * 2 * kPanelBytes + (piece >> 3) * kPanelBytes + piece_offset(v & 63, piece & 7);
-        const uint4 a = *reinterpret_cast<const uint4*>(shared.states + at);
-        const uint4 b = *reinterpret_cast<const uint4*>(shared.d_states + at);
-        const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+    for (int two_steps = 0; two_steps < kDim / 32; ++two_steps) {
+        const uint32_t from = (two_steps >> 1) * 2 * kPanelBytes + panel;
+        const int v = (two_steps & 1) * 32;
+        uint32_t b[4];
+        ptx::load_matrix_x4_transposed(b, d_states + from + piece_offset(v + lane, first_piece + half));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            sums[2 * i] += ptx::low_bf16(x[i]) * ptx::low_bf16(y[i]);
-            sums[2 * i + 1] += ptx::high_bf16(x[i]) * ptx::high_bf16(y[i]);
+        for (int step = 0; step < 2; ++step) {
+            uint32_t a[4];
+            ptx::load_matrix_x4_transposed(
+                a, states + from + piece_offset(v + step * 16 + (lane >> 4) * 8 + (lane & 7), first_piece + ((lane >> 3) & 1)));
+            ptx::mma_bf16(d, a, b[2 * step], b[2 * step + 1]);
         }
     }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sums[i] += __shfl_xor_sync(~0u, sums[i], 16);
-    if ((threadIdx.x & 16) == 0) {
-        float4* to = reinterpret_cast<float4*>(&shared.state_parts[row_group >> 1][piece * 8]);
-        to[0] = make_float4(sums[0], sums[1], sums[2], sums[3]);
-        to[1] = make_float4(sums[4], sums[5], sums[6], sums[7]);
+    const int row = lane >> 2, column = (lane & 3) * 2;
+    if ((row & ~1) == column) {
+        const float first = half ? d[2] : d[0], second = half ? d[3] : d[1];
+        shared.state_product[warp * 8 + row] = row & 1 ? second : first;
     }
 }
 
@@ -126,6 +126,7 @@ __device__ __forceinline__ void scale_by_decay(GradientShared& shared, const Pai
     if (row_group % (kTile / kRows) == 0) {
         *reinterpret_cast<float2*>(&shared.anchors[row_tile][pair * 2]) = make_float2(at_tile.own[0], at_tile.own[1]);
         *reinterpret_cast<float2*>(&shared.half_keep[row_tile][pair * 2]) = make_float2(at_tile.half_keep[0], at_tile.half_keep[1]);
+        *reinterpret_cast<float2*>(&shared.grow[row_tile][pair * 2]) = make_float2(ptx::exp2_fast(at_tile.own[0]), ptx::exp2_fast(at_tile.own[1]));
 #pragma unroll
         for (int t = 0; t < kNumTiles - 1; ++t) {
             if (t < row_tile) {
@@ -255,6 +256,27 @@ __device__ __forceinline__ float sum_over_rows(float x) {
 #pragma unroll
     for (int mask = 4; mask < 32; mask <<= 1) x += __shfl_xor_sync(~0u, x, mask);
     return x;
+}
+
+// The same for eight values at once, of which each lane receives one: that of index `summed_index()`.
+__device__ __forceinline__ float sum_over_rows(const float (&x)[8]) {
+    const int lane = threadIdx.x & 31;
+    float four[4], two[2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float own = lane & 16 ? x[i + 4] : x[i], other = lane & 16 ? x[i] : x[i + 4];
+        four[i] = own + __shfl_xor_sync(~0u, other, 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float own = lane & 8 ? four[i + 2] : four[i], other = lane & 8 ? four[i] : four[i + 2];
+        two[i] = own + __shfl_xor_sync(~0u, other, 8);
+    }
+    return (lane & 4 ? two[1] : two[0]) + __shfl_xor_sync(~0u, lane & 4 ? two[0] : two[1], 4);
+}
+__device__ __forceinline__ int summed_index() {
+    const int lane = threadIdx.x & 31;
+    return (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
 }
 
 // Sum of rows from each row to the end of a tile, for one channel: `first` is row lane / 4, `second` the row 8 below. Returns the total.

@@ -1,9 +1,12 @@
-// The phases of the prepare kernels, from raw tiles in shared memory to the inverse as an operand. `Shared` is the kernel's layout.
+// The phases of the prepare kernel, from raw tiles in shared memory to the inverse as an operand. `Shared` is the kernel's layout.
 #pragma once
+
+#include <type_traits>
 
 #include "arguments.cuh"
 #include "decay.cuh"
 #include "registers.cuh"
+#include "tally.cuh"
 
 namespace kda {
 
@@ -23,16 +26,25 @@ struct Grow {
     }
 };
 
-// Turns the raw tile into operands, in place. A thread owns two channels of one 16-row tile. Returns what grows a row of k in place, for
-// layouts that don't keep k 2^G apart.
-template <class Shared>
-__device__ __forceinline__ Grow scale_by_decay(Shared& shared, const PrepareArguments& arguments, const Chunk& chunk, int head, int64_t tile) {
+// Turns the raw tile into operands, in place. A thread owns two channels of one 16-row tile. Returns what grows a row of k in place.
+template <class Shared, class Watch>
+__device__ __forceinline__ Grow scale_by_decay(Shared& shared, const PrepareArguments& arguments, const Chunk& chunk, int head, int64_t tile,
+                                               Watch watch) {
     const int pair = threadIdx.x & 63, row_tile = threadIdx.x >> 6;
     const Gate gate(arguments.a_log, arguments.dt_bias, arguments.lower_bound, head, pair);
     float fall[kTile][2];
-    decay_within<kTile>(shared.g, gate, chunk.rows, row_tile, pair, fall, shared.tile_total);
+    if constexpr (Watch::kElements) watch.set_gate(gate, arguments.saturated_logit, arguments.open_logit);
+    decay_within<kTile>(shared.g, gate, chunk.rows, row_tile, pair, fall, shared.tile_total, watch);
+    if constexpr (Watch::kOn) {
+        if (Tally::is_rare(fall[kTile - 1][0], fall[kTile - 1][1])) {
+            watch.tally.see_rare(count_rare(shared.g, gate, chunk.rows, row_tile, pair));
+        }
+    }
     __syncthreads();
     const PairAnchors<kTile> at_tile(shared.tile_total, row_tile, pair);
+    if constexpr (Watch::kElements) {
+        if (row_tile == 0) watch.tally.see_chunk(shared.tile_total, pair, at_tile.total);
+    }
     float grow[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -76,14 +88,32 @@ __device__ __forceinline__ Grow scale_by_decay(Shared& shared, const PrepareArgu
         *reinterpret_cast<uint32_t*>(shared.q + at) = ptx::pack_bf16(q_row[0], q_row[1]);
         *reinterpret_cast<uint32_t*>(shared.k + at) = ptx::pack_bf16(k_row[0], k_row[1]);
         *reinterpret_cast<uint32_t*>(shared.g + at) = ptx::pack_bf16(k_column[0], k_column[1]);
-        if constexpr (Shared::kKeepsGrown) {
-            *reinterpret_cast<uint32_t*>(shared.k_grown + at) = ptx::pack_bf16(k_row[0] * grow[0], k_row[1] * grow[1]);
-        }
-        *reinterpret_cast<uint32_t*>(q_grown + at) = ptx::pack_bf16(q_row[0] * grow[0], q_row[1] * grow[1]);
-        *reinterpret_cast<uint32_t*>(k_kept + at) = ptx::pack_bf16(k_column[0] * at_tile.half_keep[0] * at_tile.half_keep[0],
-                                                                   k_column[1] * at_tile.half_keep[1] * at_tile.half_keep[1]);
+        const uint32_t grown = ptx::pack_bf16(q_row[0] * grow[0], q_row[1] * grow[1]);
+        const uint32_t kept = ptx::pack_bf16(k_column[0] * at_tile.half_keep[0] * at_tile.half_keep[0],
+                                             k_column[1] * at_tile.half_keep[1] * at_tile.half_keep[1]);
+        *reinterpret_cast<uint32_t*>(q_grown + at) = grown;
+        *reinterpret_cast<uint32_t*>(k_kept + at) = kept;
+        watch.see_operand(q_raw, grown);
+        watch.see_operand(k_raw, kept);
     }
+    if constexpr (Watch::kElements) watch.finish(min(max((row_tile + 1) * kTile - chunk.rows, 0), kTile), chunk.rows, 4 * kTile);
     return Grow(at_tile.own[0], at_tile.own[1]);
+}
+
+// The same, and the decay signals if asked for.
+template <class Shared>
+__device__ __forceinline__ Grow scale_and_count(Shared& shared, const PrepareArguments& arguments, const Chunk& chunk, int head, int64_t tile,
+                                                Tally& tally) {
+    const Grow grow = (chunk.place + head) % kSampleEvery == 0
+                          ? scale_by_decay(shared, arguments, chunk, head, tile, Watch<true>(tally))
+                          : scale_by_decay(shared, arguments, chunk, head, tile, Watch<false>(tally));
+    tally.finish();
+    return grow;
+}
+template <class Shared>
+__device__ __forceinline__ Grow scale_and_count(Shared& shared, const PrepareArguments& arguments, const Chunk& chunk, int head, int64_t tile,
+                                                Silent& silent) {
+    return scale_by_decay(shared, arguments, chunk, head, tile, silent);
 }
 
 // The ten lower 16 x 16 tiles of both score matrices, in twenty units of 8 columns over the 8 warps.

@@ -50,6 +50,29 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
     return y;
 }
 
+__device__ __forceinline__ uint32_t add_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+
+// Comparisons of both halves: 1 or 0 as bfloat16. NaN is at least nothing and at most nothing.
+__device__ __forceinline__ uint32_t at_least_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("set.ge.bf16x2.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+__device__ __forceinline__ uint32_t at_most_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("set.le.bf16x2.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+__device__ __forceinline__ uint32_t magnitude_below_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("{\n.reg .b32 magnitude;\nabs.bf16x2 magnitude, %1;\nset.lt.bf16x2.bf16x2 %0, magnitude, %2;\n}" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+
 // ---- copies ----
 
 // 16 bytes, zeros when not `valid`.
