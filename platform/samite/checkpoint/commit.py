@@ -20,12 +20,26 @@ from typing import Any
 
 from samite.checkpoint.checksum import crc64
 from samite.checkpoint.coverage import coverage_problems, replica_problems
+from samite.checkpoint.directory import Directory
 from samite.checkpoint.fence import FencedError, check_still_newest, counts, read_fences
-from samite.checkpoint.index import RankIndex
-from samite.checkpoint.layout import ABORTED, LATEST, MANIFEST, SessionId, checkpoint_key, checkpoint_prefix, failure_name, index_name
+from samite.checkpoint.index import IndexColumns
+from samite.checkpoint.layout import (
+    ABORTED,
+    DIRECTORY,
+    LATEST,
+    MANIFEST,
+    SessionId,
+    checkpoint_key,
+    checkpoint_prefix,
+    failure_name,
+    index_name,
+)
 from samite.checkpoint.manifest import Manifest, RankRecord
 from samite.checkpoint.store.base import MissingKeyError, Store
 from samite.errors import CheckpointDamagedError, ConflictError, SamiteError
+
+DIRECTORY_FROM_RANKS = 16
+"""From so many ranks on their indexes are also laid together: a rank that restores then asks once and not once for each writer."""
 
 
 class SaveRefusedError(SamiteError):
@@ -70,23 +84,31 @@ def arrivals(store: Store, checkpoint_id: str, world_size: int) -> Arrivals:
 
 
 def build_manifest(store: Store, request: CommitRequest, *, threads: int = 8) -> Manifest:
-    """Read and check every rank's index. Raises SaveRefusedError with all inconsistencies, CheckpointDamagedError for a bad index."""
+    """Read and check every rank's index, and put the directory where there are many ranks.
 
-    def read(rank: int) -> tuple[bytes, RankIndex]:
+    Raises SaveRefusedError with all inconsistencies, CheckpointDamagedError for a bad index.
+    """
+
+    def read(rank: int) -> bytes:
+        return store.get(checkpoint_key(request.checkpoint_id, index_name(rank)))
+
+    def parse(rank: int, document: bytes) -> IndexColumns:
         key = checkpoint_key(request.checkpoint_id, index_name(rank))
-        document = store.get(key)
-        index = RankIndex.from_bytes(document, name=f"{store.uri}/{key}")
+        index = IndexColumns.from_bytes(document, name=f"{store.uri}/{key}", known=indexes[0] if indexes else None)
         if (index.checkpoint_id, index.rank) != (request.checkpoint_id, rank):
             raise CheckpointDamagedError(f"{store.uri}/{key}: belongs to rank {index.rank} of {index.checkpoint_id}")
-        return document, index
+        return index
 
+    indexes: list[IndexColumns] = []
     with ThreadPoolExecutor(min(threads, request.world_size), thread_name_prefix="samite-index") as pool:
-        found = list(pool.map(read, range(request.world_size)))
-    indexes = [index for _, index in found]
+        documents = list(pool.map(read, range(request.world_size)))
+    for rank, document in enumerate(documents):
+        indexes.append(parse(rank, document))
     problems = coverage_problems(indexes) + replica_problems(indexes)
     if problems:
         raise SaveRefusedError(_listed(f"{request.checkpoint_id}: the ranks' parts do not make one state", problems))
     return Manifest(
+        directory=_put_directory(store, indexes) if request.world_size >= DIRECTORY_FROM_RANKS else None,
         checkpoint_id=request.checkpoint_id,
         step=request.step,
         session=request.session,
@@ -98,9 +120,9 @@ def build_manifest(store: Store, request: CommitRequest, *, threads: int = 8) ->
                 index_crc64=crc64(document),
                 data_bytes=index.data_bytes,
                 num_objects=len(index.objects),
-                num_chunks=len(index.chunks),
+                num_chunks=index.num_chunks,
             )
-            for document, index in found
+            for document, index in zip(documents, indexes, strict=True)
         ),
         num_tensors=len({tensor.name for index in indexes for tensor in index.tensors}),
         created_unix_s=request.created_unix_s,
@@ -108,6 +130,15 @@ def build_manifest(store: Store, request: CommitRequest, *, threads: int = 8) ->
         final=request.final,
         writer=request.writer,
     )
+
+
+def _put_directory(store: Store, indexes: Sequence[IndexColumns]) -> tuple[int, int] | None:
+    directory = Directory.of(indexes)
+    if directory is None:
+        return None
+    document = directory.to_bytes()
+    store.put(checkpoint_key(directory.checkpoint_id, DIRECTORY), document)
+    return len(document), crc64(document)
 
 
 def commit(store: Store, manifest: Manifest, *, still_wanted: Callable[[], None] = lambda: None) -> None:

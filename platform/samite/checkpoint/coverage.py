@@ -1,42 +1,101 @@
 """Do the ranks' indexes describe every byte of every tensor exactly once, and do replicas agree? Pure; the coordinator asks before it commits."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from math import prod
 
-from samite.checkpoint.index import Box, RankIndex, TensorMeta, box_bytes
+from samite.checkpoint.index import Box, IndexColumns, RankIndex, TensorMeta, box_bytes
+from samite.checkpoint.layout import ITEM_BYTES
+
+FlatBox = tuple[int, ...]
+_Window = tuple[int, int, int]
+"""start, num_bytes, rank."""
 
 
-def coverage_problems(indexes: Sequence[RankIndex]) -> list[str]:
-    """What is missing, doubled or contradictory over all ranks; empty if every tensor is complete."""
+def coverage_problems(indexes: Sequence[RankIndex | IndexColumns]) -> list[str]:
+    """What is missing, doubled or contradictory over all ranks; empty if every tensor is complete.
+
+    Tensors cut into whole boxes along one dimension, nearly all there are, are seen to be complete by sorting; only others are looked at one by one.
+    """
     problems = []
     metas: dict[str, TensorMeta] = {}
-    pieces: dict[str, dict[Box, list[tuple[int, int, int]]]] = defaultdict(lambda: defaultdict(list))
-    aliased: dict[str, set[str]] = defaultdict(set)
+    names: tuple[TensorMeta, ...] = ()
+    pieces: list[dict[FlatBox, list[_Window]]] = []
+    by_name: dict[str, dict[FlatBox, list[_Window]]] = {}
+    aliased: set[str] = set()
     for index in indexes:
-        for tensor in index.tensors:
-            known = metas.setdefault(tensor.name, tensor)
-            if known != tensor:
-                problems.append(
-                    f"{tensor.name}: rank {index.rank} has {tensor.dtype} {list(tensor.shape)}, an earlier rank {known.dtype} {list(known.shape)}"
-                )
-        for chunk in index.chunks:
-            pieces[index.tensors[chunk.tensor].name][chunk.box].append((chunk.start, chunk.num_bytes, index.rank))
-        for name, target in index.aliases.items():
-            aliased[name].add(target)
+        if index.tensors is not names:  # ranks mostly share one tuple of tensors
+            names, pieces = index.tensors, []
+            for tensor in names:
+                known = metas.setdefault(tensor.name, tensor)
+                if known != tensor:
+                    problems.append(
+                        f"{tensor.name}: rank {index.rank} has {tensor.dtype} {list(tensor.shape)}, "
+                        f"an earlier rank {known.dtype} {list(known.shape)}"
+                    )
+                pieces.append(by_name.setdefault(tensor.name, {}))
+        rank = index.rank
+        for number, box, start, num_bytes in _pieces(index):
+            boxes = pieces[number]
+            windows = boxes.get(box)
+            if windows is None:
+                boxes[box] = [(start, num_bytes, rank)]
+            else:
+                windows.append((start, num_bytes, rank))
+        aliased.update(index.aliases)
     for name, meta in metas.items():
-        if name in aliased and name not in pieces:
+        boxes = by_name[name]
+        if name in aliased and not boxes:
             continue  # stored under the other name, which is checked
-        problems += [f"{name}: {problem}" for problem in _tensor_problems(meta, pieces.get(name, {}))]
+        if not _complete(meta, boxes):
+            problems += [f"{name}: {problem}" for problem in _tensor_problems(meta, {_paired(box): found for box, found in boxes.items()})]
     return problems
 
 
-def replica_problems(indexes: Sequence[RankIndex]) -> list[str]:
+def _pieces(index: RankIndex | IndexColumns) -> Iterator[tuple[int, FlatBox, int, int]]:
+    if isinstance(index, IndexColumns):
+        return index.pieces()
+    return ((chunk.tensor, tuple(chain.from_iterable(chunk.box)), chunk.start, chunk.num_bytes) for chunk in index.chunks)
+
+
+def _complete(meta: TensorMeta, boxes: dict[FlatBox, list[_Window]]) -> bool:
+    """Whether the boxes are, each written whole and once, a cut of the tensor along one dimension. False says nothing yet."""
+    if not boxes or not meta.shape:
+        return False
+    full = tuple(chain.from_iterable((0, size) for size in meta.shape))
+    first = next(iter(boxes))
+    cut = next((dim for dim in range(len(meta.shape)) if first[2 * dim : 2 * dim + 2] != full[2 * dim : 2 * dim + 2]), 0)
+    low, high = 2 * cut, 2 * cut + 2
+    row_bytes = ITEM_BYTES[meta.dtype] * prod(size for dim, size in enumerate(meta.shape) if dim != cut)
+    before, behind = full[:low], full[high:]
+    spans = []
+    for box, windows in boxes.items():
+        if len(windows) != 1 or len(box) != len(full) or box[:low] != before or box[high:] != behind:
+            return False
+        start, num_bytes, _ = windows[0]
+        if start != 0 or num_bytes != box[low + 1] * row_bytes:
+            return False
+        spans.append((box[low], box[low + 1]))
+    spans.sort()
+    end = 0
+    for offset, size in spans:
+        if offset != end:
+            return False
+        end += size
+    return end == meta.shape[cut]
+
+
+def _paired(box: FlatBox) -> Box:
+    return tuple(zip(box[::2], box[1::2], strict=True))
+
+
+def replica_problems(indexes: Sequence[RankIndex | IndexColumns]) -> list[str]:
     """Tensors that are meant to be copies of each other and are not."""
     seen: dict[tuple[str, Box], tuple[int, int]] = {}
     problems = []
     for index in indexes:
-        for witness in index.witnesses:
+        witnesses = index.witnesses() if isinstance(index, IndexColumns) else index.witnesses
+        for witness in witnesses:
             name = index.tensors[witness.tensor].name
             rank, checksum = seen.setdefault((name, witness.box), (index.rank, witness.crc64))
             if checksum != witness.crc64:

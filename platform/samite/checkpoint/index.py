@@ -9,13 +9,15 @@ can share its writing. Every chunk has its CRC64-NVME, and one for each 4 MiB bl
 Columns are delta-coded where that helps; 512k chunks come to well under 32 bytes each. Nothing in it is executable.
 """
 
+import contextlib
 import json
 import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 
 from samite.checkpoint.checksum import BLOCK_BYTES
@@ -108,7 +110,7 @@ class RankIndex:
             "witness_box": ("q", array("q", (number for witness in self.witnesses for side in witness.box for number in side))),
             "witness_crc64": ("Q", array("Q", (witness.crc64 for witness in self.witnesses))),
         }
-        packed = {name: zlib.compress(_little_endian(values), 1) for name, (_, values) in columns.items()}
+        packed = {name: zlib.compress(little_endian(values), 1) for name, (_, values) in columns.items()}
         head = json.dumps(
             {
                 "id": self.checkpoint_id,
@@ -126,11 +128,73 @@ class RankIndex:
     @classmethod
     def from_bytes(cls, document: bytes, *, name: str) -> "RankIndex":
         """Parse a sealed document; raises CheckpointDamagedError naming `name`."""
+        return IndexColumns.from_bytes(document, name=name).index(name=name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexColumns:
+    """An index as it is stored: what half a million chunks are looked at through, without an object for each."""
+
+    checkpoint_id: str
+    rank: int
+    tensors: tuple[TensorMeta, ...]
+    objects: tuple[DataObject, ...]
+    aliases: Mapping[str, str]
+    columns: Mapping[str, "array[int]"]
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of this rank."""
+        return len(self.columns["start"])
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of its data objects, padding included."""
+        return sum(item.num_bytes for item in self.objects)
+
+    @classmethod
+    def from_bytes(cls, document: bytes, *, name: str, known: "IndexColumns | None" = None) -> "IndexColumns":
+        """Parse a sealed document; raises CheckpointDamagedError naming `name`. Tensors equal to those of `known` are shared with it."""
         body = unseal("INDEX", document, name=name)
-        try:
-            return _parse(body)
-        except (KeyError, ValueError, IndexError, TypeError, struct.error, zlib.error, StopIteration) as error:
-            raise CheckpointDamagedError(f"{name}: its checksum holds but its content does not parse ({error!r})") from error
+        with parsing(name):
+            return _parse(body, known)
+
+    def index(self, *, name: str) -> RankIndex:
+        """With an object for each chunk."""
+        with parsing(name):
+            return RankIndex(
+                checkpoint_id=self.checkpoint_id,
+                rank=self.rank,
+                tensors=self.tensors,
+                objects=self.objects,
+                chunks=tuple(_chunks(self.columns, self.tensors)),
+                witnesses=self.witnesses(),
+                aliases=self.aliases,
+            )
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        """What this rank's copies of replicated boxes are."""
+        return tuple(_witnesses(self.columns, self.tensors))
+
+    def pieces(self) -> Iterator[tuple[int, tuple[int, ...], int, int]]:
+        """(tensor, flat box, start, num_bytes) of every chunk; a flat box is offset, size, offset, size, ..."""
+        boxes, position = self.columns["box"], 0
+        widths = [2 * len(tensor.shape) for tensor in self.tensors]
+        for tensor, start, num_bytes in zip(
+            accumulate(self.columns["tensor"]), self.columns["start"], self.columns["num_bytes"], strict=True
+        ):
+            end = position + widths[tensor]
+            yield tensor, tuple(boxes[position:end]), start, num_bytes
+            position = end
+
+
+@contextlib.contextmanager
+def parsing(name: str) -> Iterator[None]:
+    """What goes wrong inside is damage of `name`."""
+    try:
+        yield
+    except (KeyError, ValueError, IndexError, TypeError, struct.error, zlib.error, StopIteration) as error:
+        raise CheckpointDamagedError(f"{name}: its checksum holds but its content does not parse ({error!r})") from error
 
 
 def box_bytes(box: Box, dtype: str) -> int:
@@ -138,40 +202,44 @@ def box_bytes(box: Box, dtype: str) -> int:
     return prod(size for _, size in box) * ITEM_BYTES[dtype]
 
 
-def _parse(body: bytes) -> RankIndex:
+def _parse(body: bytes, known: IndexColumns | None) -> IndexColumns:
     (head_length,) = struct.unpack_from("<I", body)
     head = json.loads(zlib.decompress(body[4 : 4 + head_length]))
     columns: dict[str, array[int]] = {}
     position = 4 + head_length
     for name, kind, count, length in head["columns"]:
-        values = array(kind, zlib.decompress(body[position : position + length]))
-        if sys.byteorder == "big":
-            values.byteswap()
-        if len(values) != count:
-            raise ValueError(f"column {name} has {len(values)} values, wanted {count}")
-        columns[name] = values
+        columns[name] = column(kind, count, body[position : position + length], name=name)
         position += length
     tensors = tuple(TensorMeta(name, dtype, tuple(shape)) for name, dtype, shape in head["tensors"])
-    return RankIndex(
+    return IndexColumns(
         checkpoint_id=head["id"],
         rank=head["rank"],
-        tensors=tensors,
+        tensors=known.tensors if known is not None and known.tensors == tensors else tensors,
         objects=tuple(DataObject(name, length, int(checksum, 16)) for name, length, checksum in head["objects"]),
-        chunks=tuple(_chunks(columns, tensors)),
-        witnesses=tuple(_witnesses(columns, tensors)),
         aliases=head["aliases"],
+        columns=columns,
     )
+
+
+def column(kind: str, count: int, packed: bytes, *, name: str) -> "array[int]":
+    """One column from its stored bytes. Raises ValueError if it has another length."""
+    values = array(kind, zlib.decompress(packed))
+    if sys.byteorder == "big":
+        values.byteswap()
+    if len(values) != count:
+        raise ValueError(f"column {name} has {len(values)} values, wanted {count}")
+    return values
 
 
 def _chunks(columns: Mapping[str, "array[int]"], tensors: tuple[TensorMeta, ...]) -> Iterable[Chunk]:
     numbers = iter(columns["box"])
     blocks = iter(columns["blocks"])
     fields = zip(
-        _sums(columns["tensor"]),
+        accumulate(columns["tensor"]),
         columns["start"],
         columns["num_bytes"],
-        _sums(columns["object"]),
-        _sums(columns["offset"]),
+        accumulate(columns["object"]),
+        accumulate(columns["offset"]),
         columns["crc64"],
         strict=True,
     )
@@ -183,7 +251,7 @@ def _chunks(columns: Mapping[str, "array[int]"], tensors: tuple[TensorMeta, ...]
 
 def _witnesses(columns: Mapping[str, "array[int]"], tensors: tuple[TensorMeta, ...]) -> Iterable[Witness]:
     numbers = iter(columns["witness_box"])
-    for tensor, checksum in zip(_sums(columns["witness_tensor"]), columns["witness_crc64"], strict=True):
+    for tensor, checksum in zip(accumulate(columns["witness_tensor"]), columns["witness_crc64"], strict=True):
         yield Witness(tensor, _next_box(numbers, tensors[tensor]), checksum)
 
 
@@ -201,14 +269,8 @@ def _deltas(values: Iterable[int]) -> "array[int]":
     return result
 
 
-def _sums(values: "array[int]") -> Iterable[int]:
-    total = 0
-    for value in values:
-        total += value
-        yield total
-
-
-def _little_endian(values: "array[int]") -> bytes:
+def little_endian(values: "array[int]") -> bytes:
+    """Bytes of a column as they are stored."""
     if sys.byteorder == "big":
         values = array(values.typecode, values)
         values.byteswap()

@@ -5,6 +5,7 @@
     ckpt/<id>/data/<rank>-<n>.bin                 raw tensor bytes of one rank
     ckpt/<id>/rank/<rank>.idx                     what those bytes are, and their checksums
     ckpt/<id>/rank/<rank>.failed                  that rank could not write; advice to the coordinator
+    ckpt/<id>/DIRECTORY                           a copy of all indexes in one object, where there are many ranks
     ckpt/<id>/MANIFEST                            the commit: without it nothing above exists
     ckpt/<id>/{ABORTED,VERIFIED,QUARANTINED,PINNED,TOMBSTONE}   markers, each with a reason
     handover/<stage>.json                         which checkpoint the next stage starts from
@@ -23,6 +24,7 @@ FENCES = "fence/"
 HANDOVERS = "handover/"
 
 MANIFEST = "MANIFEST"
+DIRECTORY = "DIRECTORY"
 ABORTED = "ABORTED"
 VERIFIED = "VERIFIED"
 QUARANTINED = "QUARANTINED"

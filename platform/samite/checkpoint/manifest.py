@@ -42,6 +42,8 @@ class Manifest:
     final: bool = False
     """The last checkpoint of a stage; `keep.stageFinal` keeps it."""
     writer: str = ""
+    directory: tuple[int, int] | None = None
+    """Length and CRC64 of the directory object; None where there is none."""
 
     @property
     def world_size(self) -> int:
@@ -79,6 +81,8 @@ class Manifest:
             "ranks": [[r.rank, r.index_bytes, f"{r.index_crc64:016x}", r.data_bytes, r.num_objects, r.num_chunks] for r in self.ranks],
             "extra": dict(self.extra),
         }
+        if self.directory is not None:
+            body["directory"] = [self.directory[0], f"{self.directory[1]:016x}"]
         return seal("MANIFEST", json.dumps(body, separators=(",", ":"), allow_nan=False).encode())
 
     @classmethod
@@ -108,6 +112,7 @@ class Manifest:
                 extra=found["extra"],
                 final=found["final"],
                 writer=found["writer"],
+                directory=(found["directory"][0], int(found["directory"][1], 16)) if "directory" in found else None,
             )
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointDamagedError(f"{name}: its checksum holds but its content does not parse ({error!r})") from error

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samite.checkpoint import open_store
+from samite.checkpoint import commit, open_store
 from samite.checkpoint.commit import CommitRequest, build_manifest
 from samite.checkpoint.index import TensorMeta
 from samite.checkpoint.layout import SessionId
@@ -64,6 +64,7 @@ def states(draw):
         wanted={name: draw(layouts(tuple(tensor.shape), readers)) for name, tensor in tensors.items()},
         object_bytes=draw(st.sampled_from([4096, 70_000, 1 << 30])),
         split_bytes=draw(st.sampled_from([64, 4096, 1 << 20])),
+        directory=draw(st.booleans()),
     )
 
 
@@ -93,7 +94,14 @@ def test_any_layout_is_loaded_from_any_other_bit_for_bit(state):
     request = CommitRequest(
         checkpoint_id=one, step=1, world_size=state.writers, session=SessionId(1, 0), run_uid="r", created_unix_s=0.0, extra={}
     )
-    stored = StoredState(store, build_manifest(store, request), threads=1)
+    usual, commit.DIRECTORY_FROM_RANKS = commit.DIRECTORY_FROM_RANKS, 1 if state.directory else 1 << 30
+    try:
+        manifest = build_manifest(store, request)
+    finally:
+        commit.DIRECTORY_FROM_RANKS = usual
+    assert (manifest.directory is not None) == state.directory
+    stored = StoredState(store, manifest, threads=1)
+    assert type(stored._table).__name__ == ("DirectoryTable" if state.directory else "IndexTable")
     for rank in range(state.readers):
         expected = shards_of(rank, state.tensors, state.wanted)
         empty = {name: torch.zeros_like(tensor) for name, tensor in state.tensors.items()}

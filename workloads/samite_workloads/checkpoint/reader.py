@@ -4,7 +4,7 @@ Called by the manager on every rank. Strict: every difference between checkpoint
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,12 +12,13 @@ from fnmatch import fnmatchcase
 import torch
 
 from samite.checkpoint.checksum import BLOCK_BYTES, crc64
-from samite.checkpoint.index import Box, Chunk, RankIndex, TensorMeta
-from samite.checkpoint.layout import RESERVED, checkpoint_key
+from samite.checkpoint.index import Box
+from samite.checkpoint.layout import RESERVED
 from samite.checkpoint.manifest import Manifest
 from samite.checkpoint.store import MissingKeyError, Store
 from samite.checkpoint.verify import read_index
 from samite.errors import CheckpointDamagedError
+from samite_workloads.checkpoint.chunk_tables import ChunkTable, IndexTable, Source, directory_table
 from samite_workloads.checkpoint.reshard import BlockRead, block_reads, group_reads, overlap
 from samite_workloads.checkpoint.shards import LocalShard, as_bytes, raw
 
@@ -33,14 +34,6 @@ class _Piece:
     target: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A chunk and the object that holds it."""
-
-    chunk: Chunk
-    key: str
-
-
 class StoredState:
     """Everything a committed checkpoint holds, from its indexes."""
 
@@ -48,12 +41,13 @@ class StoredState:
         self._store = store
         self._threads = threads
         self.manifest = manifest
-        with ThreadPoolExecutor(threads, thread_name_prefix="samite-index") as pool:
-            indexes = list(pool.map(lambda record: read_index(store, manifest.checkpoint_id, record), manifest.ranks))
-        self.tensors: dict[str, TensorMeta] = {}
-        self._sources: dict[str, list[_Source]] = defaultdict(list)
-        for index in indexes:
-            self._add(index)
+        table: ChunkTable | None = directory_table(store, manifest)
+        if table is None:
+            with ThreadPoolExecutor(threads, thread_name_prefix="samite-index") as pool:
+                indexes = list(pool.map(lambda record: read_index(store, manifest.checkpoint_id, record), manifest.ranks))
+            table = IndexTable(indexes)
+        self._table = table
+        self.tensors = table.tensors
 
     def problems(self, shards: Sequence[LocalShard], *, allow_missing: Sequence[str]) -> list[str]:
         """Every target that this checkpoint cannot fill, except those that match a pattern of `allow_missing`."""
@@ -76,7 +70,7 @@ class StoredState:
 
     def boxes(self, name: str) -> list[Box]:
         """The boxes that `name` was cut into, none for an empty tensor."""
-        return list(dict.fromkeys(source.chunk.box for source in self._sources[name]))
+        return self._table.boxes(name)
 
     def load(self, shards: Sequence[LocalShard]) -> int:
         """Fill the targets in place. Returns the bytes read. Raises CheckpointDamagedError; the targets are then partly overwritten."""
@@ -100,8 +94,8 @@ class StoredState:
         pieces, copies = [], []
         direct = shard.data.device.type == "cpu" and shard.data.is_contiguous()
         target_bytes = as_bytes(shard.data) if direct else memoryview(b"")
-        by_box: dict[tuple[tuple[int, int], ...], list[_Source]] = defaultdict(list)
-        for source in self._sources[shard.meta.name]:
+        by_box: dict[Box, list[Source]] = defaultdict(list)
+        for source in self._table.sources(shard.meta.name, shard.box):
             by_box[source.chunk.box].append(source)
         for box, sources in by_box.items():
             shared = overlap(box, shard.box, shard.meta.dtype)
@@ -177,15 +171,6 @@ class StoredState:
                     place = piece.read.offset + number * BLOCK_BYTES
                     return f"{self._store.uri}/{key}: bytes {place} to {place + len(block)} do not have the checksum {wanted:016x} that was written"
         return ""
-
-    def _add(self, index: RankIndex) -> None:
-        own: Mapping[str, list[_Source]] = defaultdict(list)
-        for chunk in index.chunks:
-            key = checkpoint_key(index.checkpoint_id, index.objects[chunk.data_object].name)
-            own[index.tensors[chunk.tensor].name].append(_Source(chunk, key))
-        for meta in index.tensors:
-            self.tensors.setdefault(meta.name, meta)
-            self._sources[meta.name] += own.get(index.aliases.get(meta.name, meta.name), [])
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
