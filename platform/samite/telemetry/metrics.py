@@ -162,6 +162,7 @@ RUN_METRICS: tuple[Metric, ...] = (
     _metric(
         "samite.stage.status", _COUNT, "{stage}", "supervisor", "1 for the stage's present state, 0 for the others", "samite.stage.state"
     ),
+    _metric("samite.run.remaining", _GAUGE, "s", "supervisor", "Time to the end of the run at this attempt's speed, once it is known"),
     _metric("samite.stage.progress", _GAUGE, "1", "supervisor", "Share of the stage's budget that is used"),
     _metric("samite.heartbeat.age", _GAUGE, "s", "supervisor", "Age of the oldest heartbeat", "samite.rank.group"),
     _metric("samite.time", _COUNTER, "s", "supervisor", "Wall clock by what it was spent on", "samite.time.state"),

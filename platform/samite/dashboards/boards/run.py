@@ -14,12 +14,7 @@ RUN_BOARD = Board(
             panels=(
                 stat("Step", "Optimizer steps finished over the whole run.", f"max(samite_step_number{{{RUN}}})"),
                 stat("Stage done", "Share of the stage's budget.", f"max(samite_stage_progress_ratio{{{RUN}}})", unit="percentunit"),
-                stat(
-                    "Stage left",
-                    "At the speed of the last ten minutes; nothing while it stands still.",
-                    f"min((1 - samite_stage_progress_ratio{{{RUN}}}) / (deriv(samite_stage_progress_ratio{{{RUN}}}[10m]) > 0))",
-                    unit="s",
-                ),
+                stat("Left", "To the end of the run, at this attempt's speed.", f"min(samite_run_remaining_seconds{{{RUN}}})", unit="s"),
                 stat("Newest checkpoint", "Its step.", f'max(samite_checkpoint_step{{{RUN}, samite_checkpoint_state="committed"}})'),
                 stat("Effective time", "Productive over wall time.", f"max(samite_ettr_ratio{{{RUN}}})", unit="percentunit"),
                 stat("Heartbeat", "Age of the youngest heartbeat.", f"max(samite_heartbeat_age_seconds{{{RUN}}})", unit="s", red_above=120),

@@ -52,6 +52,8 @@ def _standing(now: Status) -> Iterator[Point]:
         yield Point("samite.run.status", float(phase is now.phase), {"samite.run.state": phase.value.lower()})
     if now.ettr.percent is not None:
         yield Point("samite.ettr", now.ettr.percent / 100.0)
+    if now.progress.eta_s is not None:
+        yield Point("samite.run.remaining", now.progress.eta_s)
     if now.progress.stage_percent is not None:
         yield Point("samite.stage.progress", now.progress.stage_percent / 100.0)
     if now.progress.updated_age_s is not None:
