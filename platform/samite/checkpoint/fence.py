@@ -80,6 +80,15 @@ def open_session(store: Store, *, run_uid: str, epoch: int, nonce: str) -> Fence
     raise SamiteError(f"{store.uri}/{FENCES}: {_MOST_TRIES} other sessions began first; something starts writers in a loop")
 
 
+def guest_session(store: Store) -> tuple[SessionId, str]:
+    """The session that a copy or an import commits under, and the run's uid (empty in an empty place): the newest one, and none is opened.
+
+    So a run that writes there is not fenced, and one that begins later inherits the guest's commit.
+    """
+    fences = read_fences(store)
+    return (fences[-1].session, fences[-1].run_uid) if fences else (SessionId(0, 0), "")
+
+
 def check_still_newest(store: Store, session: SessionId) -> None:
     """Raise FencedError if a newer session than `session` has begun."""
     newest = _newest_session(store)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from samite.checkpoint import Catalog
+    from samite.checkpoint import Catalog, Entry
 
 SourceArgument = Annotated[
     str,
@@ -29,3 +29,14 @@ def open_catalog(source: str, endpoint: str, region: str, *, insecure: bool) -> 
 
     client, run = find(source)
     return Catalog(client.store(run))
+
+
+def usable_entry(catalog: "Catalog", which: str) -> "Entry":
+    """The checkpoint a person means, if it may be loaded. Raises CheckpointDamagedError or NotFoundError saying why not."""
+    from samite.errors import CheckpointDamagedError, NotFoundError
+
+    entry = catalog.find(which)
+    if not entry.usable:
+        kind = CheckpointDamagedError if entry.state in {"quarantined", "damaged"} else NotFoundError
+        raise kind(f"{entry.checkpoint_id} is {entry.state}: {entry.reason or 'it was never committed'}")
+    return entry

@@ -1,4 +1,4 @@
-"""`samite checkpoints ls | show | verify | prune | pin | unpin | import-dcp | export-dcp`: what is stored, whether it is whole, and what may go."""
+"""`samite checkpoints ls | show | verify | diff | prune | pin | unpin | copy | import-dcp | export-dcp`: what is stored, whether it is whole, and what may go."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samite.cli.checkpoint_options import EndpointOption, InsecureOption, RegionOption, SourceArgument, WhichArgument, open_catalog
+from samite.cli.checkpoints_copy import copy, diff
 from samite.cli.checkpoints_dcp import export_dcp, import_dcp
 from samite.cli.output import Column, DryRunOption, OutputFormat, OutputOption, YesOption, hint, note, print_document, print_items, size
 
@@ -19,7 +20,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(checkpoints, name="checkpoints")
     checkpoints.command("ls")(ls)
-    for command in (show, verify, prune, pin, unpin, import_dcp, export_dcp):
+    for command in (show, verify, diff, prune, pin, unpin, copy, import_dcp, export_dcp):
         checkpoints.command()(command)
 
 

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from samite.cli.checkpoint_options import EndpointOption, InsecureOption, RegionOption, SourceArgument, WhichArgument, open_catalog
+from samite.cli.checkpoint_options import (
+    EndpointOption,
+    InsecureOption,
+    RegionOption,
+    SourceArgument,
+    WhichArgument,
+    open_catalog,
+    usable_entry,
+)
 from samite.cli.output import OutputFormat, OutputOption, print_document
 
 
@@ -44,16 +52,13 @@ def export_dcp(
 ) -> None:
     """Write a checkpoint as PyTorch's own writers do, so that torch.distributed.checkpoint alone can load it. Every block is verified."""
     from samite.cli.progress import progress_lines
-    from samite.errors import CheckpointDamagedError, NotFoundError, UsageError
+    from samite.errors import UsageError
 
     if not target:
         raise UsageError("where to? Wanted --to FOLDER (or an fsspec URI)")
     exchange = _exchange()
     catalog = open_catalog(source, endpoint, region, insecure=insecure)
-    entry = catalog.find(which)
-    if not entry.usable:
-        kind = CheckpointDamagedError if entry.state in {"quarantined", "damaged"} else NotFoundError
-        raise kind(f"{entry.checkpoint_id} is {entry.state}: {entry.reason or 'it was never committed'}")
+    entry = usable_entry(catalog, which)
     with progress_lines("exporting", entry.manifest.data_bytes if entry.manifest else 0) as progress:
         exchange.export_dcp(catalog.store, entry.checkpoint_id, target, progress=progress, threads=parallel)
     print_document({"id": entry.checkpoint_id, "step": entry.step, "to": target}, output)

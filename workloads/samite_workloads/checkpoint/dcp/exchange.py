@@ -35,7 +35,8 @@ from torch.distributed.checkpoint.planner import (
 import samite
 from samite.checkpoint.catalog import Catalog
 from samite.checkpoint.commit import CommitRequest, build_manifest, commit, move_hint
-from samite.checkpoint.fence import open_session, read_fences
+from samite.checkpoint.copying import is_newest
+from samite.checkpoint.fence import guest_session
 from samite.checkpoint.index import TensorMeta
 from samite.checkpoint.layout import ITEM_BYTES, CheckpointId
 from samite.checkpoint.store import Store
@@ -69,14 +70,8 @@ def import_dcp(
         raise UsageError(f"which step is {source!r}? It does not end in a number; say --step")
     _check_dtypes(metadata)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
-    fences = read_fences(store)
-    fence = open_session(
-        store,
-        run_uid=fences[0].run_uid if fences else f"import-{secrets.token_hex(6)}",
-        epoch=fences[-1].session.epoch if fences else 1,
-        nonce=secrets.token_hex(8),
-    )
-    one = str(CheckpointId(step=step, epoch=fence.session.epoch, attempt=secrets.token_hex(4)))
+    session, run_uid = guest_session(store)
+    one = str(CheckpointId(step=step, epoch=session.epoch, attempt=secrets.token_hex(4)))
     groups = _groups(metadata, group_bytes)
     buffer = Buffer()
     for rank, group in enumerate(groups):
@@ -96,14 +91,15 @@ def import_dcp(
         checkpoint_id=one,
         step=step,
         world_size=len(groups),
-        session=fence.session,
-        run_uid=fence.run_uid,
+        session=session,
+        run_uid=run_uid or "imported",
         created_unix_s=round(time.time(), 3),
         extra={"imported": {"from": source, "torch": str(metadata.version or "")}},
         writer=f"samite {samite.__version__} import-dcp",
     )
     commit(store, build_manifest(store, request))
-    move_hint(store, one)
+    if is_newest(store, one):
+        move_hint(store, one)
     return one
 
 
