@@ -9,6 +9,7 @@ from samite.engines.kuberay.pod_facts import (
     condition,
     gone_node,
     host_of,
+    is_complete,
     is_head,
     is_ready,
     is_terminating,
@@ -47,7 +48,7 @@ class ClusterViews:
                 sight.heads.setdefault(live.submission_id, name_of(heads[0]))
         known = memory.cluster is not None and memory.cluster.cluster_id == cluster_id and memory.cluster.was_ready
         state = _state(cluster, pods, answers=_head_is_up(pods, view), was_ready=known)
-        complete = cluster is not None and all(is_ready(pod) for pod in pods) and bool(pods)
+        complete = cluster is not None and is_complete(cluster, pods)
         return ClusterObserved(
             cluster_id=cluster_id,
             state=state,

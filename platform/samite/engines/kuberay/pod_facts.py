@@ -7,6 +7,7 @@
 Heartbeats are the ranks' own facts and live in `heartbeats`. A pod that is Terminating is not dead: only what runs in it decides that.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ HARDWARE_CONDITIONS = frozenset({"GpuXidError", "GpuHardwareFault", "HardwareFau
 """Types of node conditions by which device monitors report a broken machine."""
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"})
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"})
+
+_POD_NAME = re.compile(r'pods? "[^"]*"')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,11 +182,19 @@ def _rack(machine: NodeSeen | None) -> str:
     return next((str(labels[key]) for key in names.ZONE_LABELS if labels.get(key)), "")
 
 
+def is_complete(cluster: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> bool:
+    """Head and every wanted worker are there and ready. Pods that were never made, for want of quota, are missed too."""
+    wanted = 1 + sum(int(group.get("replicas") or 0) for group in cluster.get("spec", {}).get("workerGroupSpecs") or ())
+    return len(pods) >= wanted and all(is_ready(pod) for pod in pods)
+
+
 def why_not_starting(cluster: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> str:
     """Why the cluster will not come up by waiting: a sentence that stays the same as long as the reason does. Empty if nothing is known."""
     failure = condition(cluster, "ReplicaFailure")
     if failure.get("status") == "True":
-        return f"KubeRay cannot make pods: {failure.get('message') or failure.get('reason')}"
+        # Each try is for a pod of another name, which is no other reason.
+        told = _POD_NAME.sub("a pod", str(failure.get("message") or failure.get("reason")))
+        return f"KubeRay cannot make pods: {told}"
     for pod in pods:
         for container in (*(_status(pod).get("initContainerStatuses") or ()), *(_status(pod).get("containerStatuses") or ())):
             found = _waiting(container)

@@ -7,7 +7,7 @@ import pytest
 from samite.engines.kuberay.api import NODE, error_of
 from samite.engines.kuberay.fake_api import FakeApi
 from samite.engines.kuberay.node_watch import NodeSeen, NodeWatch
-from samite.engines.kuberay.pod_facts import ended, gone_node, node_observed, why_not_starting
+from samite.engines.kuberay.pod_facts import ended, gone_node, is_complete, node_observed, why_not_starting
 from samite.lifecycle import NodeFact, NodeSays, Source
 
 
@@ -133,6 +133,27 @@ UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedu
 )
 def test_why_a_cluster_does_not_come_up(pods, cluster, events, wanted: str):
     assert why_not_starting(cluster, pods, events) == wanted
+
+
+def test_a_quota_that_refuses_pod_after_pod_is_one_reason_however_they_are_called():
+    """KubeRay tries again and again, each time with a new name: the sentence must stand still, or nobody ever acts on it."""
+
+    def refused(name: str) -> dict[str, Any]:
+        message = f'FailedCreateWorkerPod\npods "demo-workers-{name}" is forbidden: exceeded quota: team, used: pods=1, limited: pods=1'
+        return {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": message}]}}
+
+    first = why_not_starting(refused("abcde"), [], [])
+    assert first == why_not_starting(refused("fghij"), [], [])
+    assert "a pod is forbidden: exceeded quota: team" in first
+
+
+def test_a_cluster_whose_workers_were_never_made_is_not_complete():
+    ready = pod(conditions=[{"type": "Ready", "status": "True"}])
+    cluster = {"spec": {"workerGroupSpecs": [{"replicas": 2}]}}
+    assert not is_complete(cluster, [])
+    assert not is_complete(cluster, [ready])
+    assert not is_complete(cluster, [ready, ready, waiting("ContainerCreating")])
+    assert is_complete(cluster, [ready, ready, ready])
 
 
 def test_a_missing_replacement_is_no_reason_while_other_workers_are_ready():
