@@ -241,6 +241,34 @@ def stepped(step: int) -> dict[str, torch.Tensor]:
     return {"rows": rows, "r": torch.full((700_000,), float(step)), "s": torch.tensor(float(step))}
 
 
+def s3_saves(uri: str) -> dict:
+    """Save the steps of ARGUMENTS one after the other to an S3 service, say how each ended and when, and load the newest."""
+    options = StoreOptions(endpoint=ARGUMENTS["endpoint"], access_key="a", secret_key="s", region="r", timeout_s=2.0)
+    store = FaultyStore(open_store(uri, options))
+    if ARGUMENTS.get("victim") == RANK:
+        store.add(Fault(*ARGUMENTS["fault"][:2], Action(ARGUMENTS["fault"][2]), skip=ARGUMENTS.get("skip", 0)))
+    saver = manager(uri, store=store, epoch=ARGUMENTS.get("epoch", 1), deadline_s=ARGUMENTS.get("deadline_s", 30.0))
+    ends = []
+    for step in ARGUMENTS["steps"]:
+        began_s, end = time.monotonic(), ""
+        tensors = sharded({name: tensor.clone() for name, tensor in full_tensors().items()})
+        saver.save(step, tensors, {"cursor": step})
+        while not end and time.monotonic() - began_s < 40:
+            time.sleep(0.01)
+            failed, done = saver.take_failures(), saver.poll()
+            end = failed[0].reason if failed else "committed" if done else ""
+        ends.append([step, end, time.monotonic() - began_s])
+    report = {"ends": ends}
+    if ARGUMENTS.get("victim") == RANK:
+        time.sleep(5)  # what it dies of may come after the commit
+    if ARGUMENTS.get("load"):
+        targets = sharded({name: torch.zeros_like(tensor) for name, tensor in full_tensors().items()})
+        restored = saver.restore("latest", targets)
+        report |= {"step": restored.step, "walked": [one for one, _ in restored.walked_past]}
+        report["wrong"] = [name for name, tensor in targets.items() if not torch.equal(whole(tensor), full_tensors()[name])]
+    return report
+
+
 def dcp_round_trip(uri: str) -> dict:
     """PyTorch's own save and load, with our writer and reader, over every rank of this world."""
     import torch.distributed.checkpoint as dcp
@@ -283,7 +311,7 @@ def dcp_rank_cannot_write(uri: str) -> dict:
 
 answer = globals()[globals()["SCENARIO"]](ARGUMENTS.pop("uri"))
 Path(globals()["RESULT"]).write_text(json.dumps(answer))
-if globals()["SCENARIO"] != "peer_dies":
+if globals()["SCENARIO"] != "peer_dies" and ARGUMENTS.get("victim") is None:
     dist.destroy_process_group()
 else:
     os._exit(0)

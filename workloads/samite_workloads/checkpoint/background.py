@@ -67,7 +67,7 @@ class BackgroundSaver:
             began_s = time.monotonic()
             try:
                 write_rank(
-                    RetryingStore(self._store, job.deadline_s, on_retry=partial(self._note_retry, job)),
+                    RetryingStore(self._store, job.upload_deadline_s, on_retry=partial(self._note_retry, job)),
                     job.checkpoint_id,
                     self._rank,
                     plan=job.plan,

@@ -11,6 +11,9 @@ from samite_workloads.checkpoint.results import Committed, DeadlineExceededError
 from samite_workloads.checkpoint.staging import Buffer
 from samite_workloads.checkpoint.writer import Description
 
+LAST_WORDS_S = 2.0
+"""A rank that cannot write gives up this much before the deadline, at most a fifth of it."""
+
 LAST_RESORT_S = 15.0
 """How long after its deadline a save ends here even if storage holds every background thread."""
 
@@ -33,6 +36,11 @@ class SaveJob:
     uploaded: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     failure: SaveFailure | None = None
+
+    @property
+    def upload_deadline_s(self) -> float:
+        """Until when this rank repeats its requests: a little earlier, so that its reason reaches the coordinator before all is given up."""
+        return self.deadline_s - min(LAST_WORDS_S, 0.2 * (self.deadline_s - self.began_s))
 
     @property
     def checkpoint_id(self) -> str:
