@@ -131,7 +131,7 @@ class OtlpExport:
             links.append(trace.Link(trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(1))))
         context: Any = None if record.is_root else TraceContextTextMapPropagator().extract({"traceparent": record.trace_parent})
         with self._lock:
-            self._ids.fixed = ids_of(record.trace_parent) if record.is_root else None
+            self._ids.of_root.ids = ids_of(record.trace_parent) if record.is_root else None
             try:
                 span = self._tracer.start_span(
                     record.name,
@@ -141,7 +141,7 @@ class OtlpExport:
                     start_time=int(record.start_unix_s * 1e9),
                 )
             finally:
-                self._ids.fixed = None
+                self._ids.of_root.ids = None
             self._queued["traces"] += 1
         if record.failed:
             _fail(span, record.failed)
@@ -235,13 +235,16 @@ def _ids() -> Any:
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class Ids(RandomIdGenerator):
-        fixed: tuple[int, int] | None = None
+        of_root = threading.local()
+        """`ids`: (trace id, span id) for the next span of this thread alone."""
 
         def generate_trace_id(self) -> int:
-            return self.fixed[0] if self.fixed else super().generate_trace_id()
+            fixed = getattr(self.of_root, "ids", None)
+            return int(fixed[0]) if fixed else super().generate_trace_id()
 
         def generate_span_id(self) -> int:
-            return self.fixed[1] if self.fixed else super().generate_span_id()
+            fixed = getattr(self.of_root, "ids", None)
+            return int(fixed[1]) if fixed else super().generate_span_id()
 
     return Ids()
 
