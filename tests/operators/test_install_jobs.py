@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from samite.engines.kuberay.api import Document, GoneApiError, Kind, Listing, PermanentApiError
+from samite.engines.kuberay.api import Document, ForbiddenApiError, GoneApiError, Kind, Listing, PermanentApiError
 from samite.errors import UsageError
 from samite_operators.install.release import Release, Right
 from samite_operators.install.runtimes import apply_runtimes
@@ -22,6 +22,7 @@ class Cluster:
     def __init__(self, definitions: dict[str, Document], *, runs: list[Document] | None = None, rights: set[Right] | None = None) -> None:
         self.definitions, self.runs, self.rights = definitions, runs or [], rights or set()
         self.applied: list[str] = []
+        self.closed: set[str] = set()
         self.not_served_for = 0
 
     def get(self, kind: Kind, namespace: str, name: str) -> Document:
@@ -30,6 +31,8 @@ class Cluster:
         return self.definitions[name]
 
     def list(self, kind: Kind, namespace: str = "", **_: Any) -> Listing:
+        if namespace in self.closed:
+            raise ForbiddenApiError(f"cannot list resource in the namespace {namespace}")
         return Listing(items=[run for run in self.runs if namespace in ("", run["metadata"]["namespace"])], resource_version="1")
 
     def create(self, kind: Kind, namespace: str, document: Document) -> Document:
@@ -75,6 +78,16 @@ def test_a_cluster_that_fits_may_be_upgraded():
     findings = check_upgrade(Cluster(all_definitions(), runs=runs), release())
     assert findings.problems == []
     assert "2 runs are active; they go on while the operator is replaced" in findings.seen
+
+
+def test_a_namespace_that_an_upgrade_adds_is_no_obstacle():
+    """The check runs before the upgrade, with the rights of the release that is there."""
+    cluster = Cluster(all_definitions(), runs=[{"metadata": {"namespace": "team-a"}, "status": {"phase": "Running"}}])
+    cluster.closed = {"team-b"}
+    findings = check_upgrade(cluster, release(namespaces=("team-a", "team-b")))
+    assert findings.problems == []
+    assert "namespace team-b is new to this release: its runs begin to be looked after" in findings.seen
+    assert "1 runs are active; they go on while the operator is replaced" in findings.seen
 
 
 def test_objects_stored_in_an_unknown_version_stop_the_upgrade():

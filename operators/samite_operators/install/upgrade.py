@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from samite.engines.kuberay.api import CRD, TRAINING_RUN, Document, GoneApiError, KubernetesApi
+from samite.engines.kuberay.api import CRD, TRAINING_RUN, Document, ForbiddenApiError, GoneApiError, KubernetesApi
 from samite.engines.kuberay.features import Features
 from samite.spec.run import API_VERSION
 from samite_operators.install.release import Release
@@ -32,7 +32,7 @@ def check_upgrade(api: KubernetesApi, release: Release) -> Findings:
     for plural in KINDS:
         _check_definition(api, f"{plural}.{GROUP}", release, findings)
     _check_kuberay(api, findings)
-    active = [run for run in _runs(api, release) if (run.get("status") or {}).get("phase", "Pending") not in SETTLED]
+    active = [run for run in _runs(api, release, findings) if (run.get("status") or {}).get("phase", "Pending") not in SETTLED]
     findings.seen.append(f"{len(active)} runs are active; they go on while the operator is replaced")
     return findings
 
@@ -81,9 +81,12 @@ def _check_kuberay(api: KubernetesApi, findings: Findings) -> None:
     findings.seen.append("KubeRay serves rayclusters.ray.io/v1" + (", with token authentication" if features.auth_mode else ""))
 
 
-def _runs(api: KubernetesApi, release: Release) -> Iterator[Document]:
+def _runs(api: KubernetesApi, release: Release, findings: Findings) -> Iterator[Document]:
+    """Runs that will see a new operator. This check still has the rights of the release that is there, which may not serve a new namespace yet."""
     for namespace in release.namespaces or ("",):
         try:
             yield from api.list(TRAINING_RUN, namespace).items
         except GoneApiError:
             return
+        except ForbiddenApiError:
+            findings.seen.append(f"namespace {namespace or '*'} is new to this release: its runs begin to be looked after")
