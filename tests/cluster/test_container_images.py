@@ -60,12 +60,15 @@ def test_the_operator_s_image_says_what_it_is_and_runs_as_a_number(operator: Ima
     assert operator.config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
+@pytest.mark.parametrize("user", [None, 1002700000], ids=["its own user", "a number without a name"])
 def test_the_operator_s_image_runs_restricted_and_a_file_in_the_work_folder_replaces_no_module(
-    kubectl: Kubectl, namespace: str, operator_image: str
+    kubectl: Kubectl, namespace: str, operator_image: str, user: int | None
 ):
+    """Some clusters give pods a number of their own (scenario S9): no entry in passwd, a home that is not theirs."""
     kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     inside = kubectl.within(namespace)
-    program = "cd /tmp && echo 'raise SystemExit(\"shadowed\")' > kopf.py && python -m samite version && python -c 'import kopf, sys; print(kopf.__file__)'"
+    shadow = "umask 077 && cd /tmp && echo 'raise SystemExit(\"shadowed\")' > kopf.py"
+    program = f"{shadow} && python -m samite version && python -c 'import kopf, samite_operators.__main__; print(kopf.__file__)'"
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
     container = {
         "name": "main",
@@ -76,7 +79,7 @@ def test_the_operator_s_image_runs_restricted_and_a_file_in_the_work_folder_repl
     }
     spec = {
         "restartPolicy": "Never",
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}} | ({"runAsUser": user} if user else {}),
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }

@@ -3,6 +3,7 @@
 Controllers, machines and Ray are played (`server_world`); no pod runs.
 """
 
+import json
 import random
 import sys
 import time
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "operators"))
 from operator_process import OperatorProcess
 from played_world import PlayedWorld, condition, training_run
 
+from samite.cli.app import run as samite
 from samite.engines.kuberay.api import EVENT, LEASE, POD, RAY_CLUSTER, TRAINING_RUN, Document, GoneApiError
 from samite.engines.kuberay.api_client import RealApi, connect
 
@@ -218,6 +220,37 @@ def test_a_lost_machine_is_replaced_under_a_real_server(api: RealApi, world: Pla
     assert run["status"]["recoveries"] or run["status"]["attempt"] == 2
 
 
+def test_a_status_field_that_an_older_definition_drops_is_named_and_the_run_trains(
+    api: RealApi, world: PlayedWorld, start: Any, lone_server: Kubectl
+):
+    """Scenario S21: an operator of the next version on the definitions of this one."""
+    kubectl, name = lone_server, "trainingruns.samite.dev"
+    older = kubectl.get("crd", name)
+    for key in ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation"):
+        older["metadata"].pop(key, None)
+    older.pop("status", None)
+    known = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    del known["ettr"]
+    kubectl("replace", "-f", "-", stdin=json.dumps(older))
+    try:
+        start().wait_ready()
+        submit(api, world)
+        wait_phase(api, "Running")
+        found = until(
+            lambda: condition(api.get(TRAINING_RUN, TEAM, "demo"), "Applied").get("message", ""), lambda: "no condition", limit_s=30
+        )
+        assert "status.ettr" in found
+        assert "samite crds diff" in found
+        until(lambda: api.get(TRAINING_RUN, TEAM, "demo")["status"]["progress"]["step"] > 5, lambda: "no progress")
+        before = api.get(TRAINING_RUN, TEAM, "demo")
+        time.sleep(20.0)
+        after = api.get(TRAINING_RUN, TEAM, "demo")
+        assert condition(after, "Applied")["lastTransitionTime"] == condition(before, "Applied")["lastTransitionTime"], "no flapping"
+        assert "ettr" not in after["status"]
+    finally:
+        assert samite(["--kubeconfig", str(kubectl.kubeconfig), "crds", "apply", "--force-conflicts"]) == 0
+
+
 def test_a_missing_right_is_said_in_a_condition(api: RealApi, world: PlayedWorld, start: Any, lone_server: Kubectl, tmp_path: Path):
     """An operator that may do everything but make RayClusters."""
     kubectl = lone_server
@@ -234,8 +267,6 @@ def test_a_missing_right_is_said_in_a_condition(api: RealApi, world: PlayedWorld
     kubectl("create", "clusterrolebinding", "narrow", "--clusterrole=narrow", "--serviceaccount=samite-system:narrow")
     token = kubectl("create", "token", "narrow", "-n", "samite-system").strip()
     text = Path(kubectl.kubeconfig).read_text()
-    import json
-
     document = json.loads(text)
     document["users"][0]["user"] = {"token": token}
     narrow = tmp_path / "narrow.json"
