@@ -12,7 +12,7 @@ from samite.lifecycle.ladder import UNCOUNTED, Restart, Stop, next_step
 from samite.lifecycle.memory import HISTORY, FailureRecord, RecoveryMemory
 from samite.lifecycle.observed import ENDED
 from samite.lifecycle.phases import FailureClass, Level, Phase
-from samite.lifecycle.signatures import CONSEQUENCES
+from samite.lifecycle.signatures import WITNESSES
 from samite.lifecycle.trust import strike
 from samite.lifecycle.turn import Turn
 
@@ -115,7 +115,7 @@ def _remember_failure(turn: Turn, record: FailureRecord) -> None:
 
 
 def _strike_first_to_fail(turn: Turn, record: FailureRecord) -> None:
-    if record.failure_class not in (FailureClass.INFRA, FailureClass.HANG) or record.error_type in CONSEQUENCES:
+    if record.failure_class not in (FailureClass.INFRA, FailureClass.HANG) or record.error_type in WITNESSES:
         return
     stacks = any(item.source is Source.STACKS for item in record.evidence)
     weak = Weak.MINORITY_STACK if stacks else Weak.FIRST_TO_FAIL

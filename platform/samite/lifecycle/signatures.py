@@ -96,8 +96,8 @@ SIGNATURES: tuple[Signature, ...] = (
 """Known messages, causes first. The first match of a line counts."""
 
 
-CONSEQUENCES = frozenset({signature.error_type for signature in SIGNATURES if signature.consequence} | {"PeerLostError"})
-"""Error types of those who saw something fail elsewhere: witnesses, not suspects."""
+WITNESSES = frozenset({"PeerLost", "PeerLostError", "CollectiveTimeout"})
+"""Error types of ranks that saw another one fail: no suspects. A lost actor is a consequence too, but of its own rank's death."""
 
 _GUESSES = re.compile(
     r"(some common causes include|there are some potential root causes|possible (causes|reasons)( include)?)\b.*", re.IGNORECASE | re.DOTALL

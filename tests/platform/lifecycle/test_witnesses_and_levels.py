@@ -6,7 +6,7 @@ from samite.lifecycle import FailureClass, Phase
 from samite.lifecycle.memory import FailureRecord
 from samite.lifecycle.observed import Observed
 from samite.lifecycle.respond import respond
-from samite.lifecycle.signatures import CONSEQUENCES, SIGNATURES
+from samite.lifecycle.signatures import SIGNATURES, WITNESSES
 from samite.lifecycle.simulation import faults, impatient, small_plan, small_run
 from samite.lifecycle.turn import Turn
 
@@ -24,14 +24,14 @@ def blamed_after(error_type: str, failure_class: FailureClass) -> set[str]:
     return {item.node for item in turn.memory.blame if item.strikes}
 
 
-@pytest.mark.parametrize("error_type", sorted(CONSEQUENCES))
+@pytest.mark.parametrize("error_type", sorted(WITNESSES))
 @pytest.mark.parametrize("failure_class", [FailureClass.INFRA, FailureClass.HANG])
 def test_a_rank_that_lost_its_peer_is_a_witness_and_no_suspect(error_type: str, failure_class: FailureClass):
     assert blamed_after(error_type, failure_class) == set()
 
 
 @pytest.mark.parametrize(
-    "error_type", sorted({item.error_type for item in SIGNATURES if item.failure_class is FailureClass.INFRA} - CONSEQUENCES)
+    "error_type", sorted({item.error_type for item in SIGNATURES if item.failure_class is FailureClass.INFRA} - WITNESSES)
 )
 def test_the_first_to_fail_of_itself_gets_its_strike(error_type: str):
     assert blamed_after(error_type, FailureClass.INFRA) == {"n0"}
