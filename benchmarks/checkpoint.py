@@ -71,6 +71,7 @@ def rank_main(rank: int, endpoint: str, place: str, options: argparse.Namespace)
     dist.all_reduce(total)
     engines = {"raw sockets with CRC64": raw(endpoint, rank, int(own * (1 << 30)))} | ours(endpoint, rank, state) | theirs(endpoint, state)
     engines = chosen(engines, options.engines)
+    copy_s = copier(state)
     times: dict[str, list[float]] = {name: [] for name in engines}
     cpu: dict[str, list[float]] = {name: [] for name in engines}
     for number in range(options.rounds + 1):  # the first is a warm-up
@@ -79,6 +80,8 @@ def rank_main(rank: int, endpoint: str, place: str, options: argparse.Namespace)
             if number:
                 times[name].append(seconds)
                 cpu[name].append(processor_s)
+        dist.barrier()
+        _copies.append(copy_s())
         if rank == 0:
             forget(endpoint, number)
         dist.barrier()
@@ -153,6 +156,7 @@ def raw(endpoint: str, rank: int, num_bytes: int) -> Callable[[int], object]:
 
 _managers: dict[str, object] = {}
 _phases: list = []
+_copies: list[float] = []
 
 
 def ours(endpoint: str, rank: int, state: dict) -> dict[str, Callable[[int], object]]:
@@ -320,11 +324,29 @@ def report(what: str, times: dict[str, list[float]], cpu: dict[str, list[float]]
         say(f"{name:<34}{rate:>8.0f}{statistics.median(cpu[name]) / gib:>11.2f}" + "".join(f"{ratio:>15.2f}x" for ratio in ratios))
 
 
+def copier(state: dict) -> Callable[[], float]:
+    """Seconds of a plain copy of this rank's part into memory that is there already: what a snapshot cannot be faster than."""
+    import torch
+
+    parts = [local(tensor) for tensor in state.values()]
+    places = [torch.zeros_like(part) for part in parts]
+
+    def copy() -> float:
+        began_s = time.perf_counter()
+        for place, part in zip(places, parts, strict=True):
+            place.copy_(part)
+        return time.perf_counter() - began_s
+
+    return copy
+
+
 def phases() -> None:
     """Where the manager's time went, on rank 0."""
     if _phases:
         names = ("stall_s", "snapshot_s", "upload_s", "commit_s")
         say("   manager: " + ", ".join(f"{name[:-2]} {statistics.median(getattr(one, name) for one in _phases):.3f} s" for name in names))
+        stall_s, copied_s = statistics.median(one.stall_s for one in _phases[1:]), statistics.median(_copies[1:])
+        say(f"   stall of training {stall_s:.3f} s; a plain copy of as many bytes {copied_s:.3f} s, {stall_s / copied_s:.2f}x")
 
 
 def say(text: str) -> None:

@@ -66,6 +66,14 @@ def test_any_size_arrives_whole_in_equal_parts(sink, size):
     assert len(lengths) == max(1, -(-size // PART))
 
 
+def test_a_small_object_is_cut_so_that_it_fills_its_connections(sink):
+    store = S3Store("bucket", "p", S3Options(endpoint=sink.endpoint, region="r", access_key="a", secret_key="s", connections=4))
+    for megabytes, parts in ((16, 1), (17, 4), (40, 4), (200, 13)):
+        sink.requests.clear()
+        store.put("k", bytes(megabytes << 20))
+        assert sum(method == "PUT" for method, _ in sink.requests) == parts
+
+
 def test_more_connections_than_the_kernel_gives_at_once_still_send_every_byte(sink):
     store = store_of(sink)
     contents = [secrets.token_bytes(PART + number) for number in range(12)]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef
 
 PART_BYTES = 16 * 1024 * 1024
+SMALLEST_PART_BYTES = 5 * 1024 * 1024
+"""S3's own limit for all parts but the last."""
 MOST_PARTS = 10_000
 
 
@@ -210,7 +212,7 @@ class S3Store:
 
     def _put_parts(self, key: str, view: memoryview) -> None:
         """Equal parts except the last, as every imitation of S3 accepts them; the upload is aborted if anything fails."""
-        part_bytes = max(self._part_bytes, -(-len(view) // MOST_PARTS))
+        part_bytes = self._part_size(len(view))
         starts = range(0, len(view), part_bytes)
         where: dict[str, Any] = {"Bucket": self._bucket, "Key": self._prefix + key}
         with self._errors("s3:PutObject", key):
@@ -255,6 +257,11 @@ class S3Store:
             return
         with self._transport.carrying(Cargo(body=memoryview(b"") if body is None else body, target=target)) as cargo:
             yield cargo
+
+    def _part_size(self, num_bytes: int) -> int:
+        """Parts small enough that even a small object fills its connections, large enough for 10,000 of them to hold a large one."""
+        shared = -(-num_bytes // self._options.connections)
+        return max(min(self._part_bytes, max(shared, SMALLEST_PART_BYTES)), -(-num_bytes // MOST_PARTS))
 
     def _pages(self, prefix: str, **arguments: str) -> Iterator[Any]:
         with self._errors("s3:ListBucket", prefix):
