@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from samite.checkpoint import Catalog, open_store
+from samite.checkpoint import Catalog, State, open_store
 
 
 def cursor_of(attempt, checkpoint_id):
@@ -53,9 +53,15 @@ def test_steps_that_an_earlier_attempt_had_done_count_as_recomputed(new_attempt,
     killed = new_attempt(ranks=1)
     ask_for_fault(killed, {"kind": "kill", "rank": 0, "step": 4})
     assert run_attempt(killed) == [-9]
+    # Step 3 was done. Step 2 is stored beside the training: on a starved machine the kill comes before its commit.
+    restored = max(
+        (entry.step for entry in Catalog(open_store(killed.checkpoint_uri)).list() if entry.state in {State.COMMITTED, State.VERIFIED}),
+        default=0,
+    )
     resumed = new_attempt(ranks=1)
     assert run_attempt(resumed) == [0]
-    assert result_of(resumed).recomputed_steps == 1  # step 3 was done, step 2 was stored
+    assert restored in {0, 2}
+    assert result_of(resumed).recomputed_steps == 3 - restored
 
 
 def test_an_attempt_that_finds_the_stage_finished_trains_nothing_more(new_attempt, run_attempt, result_of):
