@@ -95,8 +95,9 @@ def test_a_killed_rank_costs_one_restart_of_the_group_and_no_bit(
     assert drive(attempt) == 0
     result = result_of(attempt)
     assert (result.outcome, result.step, result.incarnations, result.recomputed_steps) == ("stage_complete", 6, 2, 1)
-    witness, killed = reports_of(attempt)
-    assert (witness.error_type, witness.node[:5]) == ("PeerLostError", "node-")
+    *witnesses, killed = reports_of(attempt)
+    # Ray ends what is left of the group as soon as it sees the death, sometimes before the other rank has noticed and told.
+    assert [(witness.rank, witness.error_type, witness.node[:5]) for witness in witnesses] in ([(0, "PeerLostError", "node-")], [])
     assert (killed.rank, killed.failure_class, killed.incarnation) == (1, "infra", 0)
 
     plain = new_attempt("plain", ranks=2)
