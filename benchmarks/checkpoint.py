@@ -17,8 +17,9 @@ import time
 import warnings
 from collections.abc import Callable
 
-WORLD = 4
-BUCKET = "bench"
+from checkpoint_engines import WORLD, forget, our_loads, ours, raw, saves, their_loads, theirs
+
+_copies: list[float] = []
 
 
 def main() -> int:
@@ -119,154 +120,6 @@ def moe_state(num_bytes: int) -> dict:
     return state
 
 
-def local(tensor: object) -> object:
-    """This rank's part."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def raw(endpoint: str, rank: int, num_bytes: int) -> Callable[[int], object]:
-    """The bound: as many staged bytes through bare sockets, eight connections, one checksum pass."""
-    from concurrent.futures import ThreadPoolExecutor
-    from http.client import HTTPConnection
-
-    from samite.checkpoint.checksum import crc64, to_header
-
-    staged, part = memoryview(bytearray(os.urandom(1 << 20) * (num_bytes >> 20))), 16 << 20
-    host = endpoint.partition("://")[2]
-    connections = [HTTPConnection(host) for _ in range(8)]
-
-    def send(worker: int) -> None:
-        connection = connections[worker]
-        for start in range(worker * part, len(staged), 8 * part):
-            view = staged[start : start + part]
-            connection.putrequest("PUT", f"/raw/{rank}-{start}")
-            connection.putheader("Content-Length", str(len(view)))
-            connection.putheader("x-amz-checksum-crc64nvme", to_header(crc64(view)))
-            connection.endheaders()
-            connection.sock.sendall(view)
-            connection.getresponse().read()
-
-    def save(number: int) -> None:
-        del number
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(send, range(8)))
-
-    return save
-
-
-_managers: dict[str, object] = {}
-_phases: list = []
-_copies: list[float] = []
-
-
-def ours(endpoint: str, rank: int, state: dict) -> dict[str, Callable[[int], object]]:
-    """The manager, and our writer behind PyTorch's own save."""
-    import torch.distributed.checkpoint as dcp
-
-    from samite.checkpoint import StoreOptions
-    from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions
-    from samite_workloads.checkpoint.dcp import SamiteSavePlanner, SamiteStorageWriter
-
-    options = StoreOptions(endpoint=endpoint)
-    if "ours" not in _managers:
-        _managers["ours"] = CheckpointManager(
-            f"s3://{BUCKET}/manager", run_uid="bench", epoch=1, rank=rank, world_size=WORLD, options=CheckpointOptions(store=options)
-        )
-    manager = _managers["ours"]
-
-    def save_dcp(number: int) -> None:
-        dcp.save(
-            state,
-            storage_writer=SamiteStorageWriter(f"s3://{BUCKET}/dcp", step=number, options=options),
-            planner=SamiteSavePlanner(),
-        )
-
-    def save_manager(number: int) -> None:
-        manager.save(number, state, asynchronous=False)
-        _phases.extend(manager.poll())
-
-    return {"ours, manager": save_manager, "ours, dcp.save": save_dcp}
-
-
-def theirs(endpoint: str, state: dict) -> dict[str, Callable[[int], object]]:
-    """PyTorch's writers and the S3 connector's, where installed."""
-    import torch.distributed.checkpoint as dcp
-
-    found: dict[str, Callable[[int], object]] = {}
-    try:
-        import s3fs  # noqa: F401
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-    except ImportError:
-        pass
-    else:
-        keys = {"client_kwargs": {"endpoint_url": endpoint}, "key": "key", "secret": "secret"}
-        for name, sync in (("FsspecWriter, default", True), ("FsspecWriter, sync_files=False", False)):
-            found[name] = lambda number, sync=sync: dcp.save(
-                state, storage_writer=FsspecWriter(f"s3://{BUCKET}/fsspec-{sync}/{number}", sync_files=sync, **keys)
-            )
-    try:
-        from s3torchconnector.dcp import S3StorageWriter
-    except ImportError:
-        pass
-    else:
-        found["s3torchconnector"] = lambda number: dcp.save(
-            state, storage_writer=pointed(S3StorageWriter("us-east-1", f"s3://{BUCKET}/connector/{number}/", overwrite=True), endpoint)
-        )
-    return found
-
-
-def our_loads(endpoint: str, rank: int, state: dict) -> dict[str, Callable[[int], object]]:
-    """Restore of what was saved above."""
-    import torch.distributed.checkpoint as dcp
-
-    from samite.checkpoint import StoreOptions
-    from samite_workloads.checkpoint.dcp import SamiteStorageReader
-
-    ours(endpoint, rank, state)
-    manager = _managers["ours"]
-    return {
-        "ours, manager": lambda _: manager.restore("latest", state),
-        "ours, dcp.load": lambda _: dcp.load(
-            state, storage_reader=SamiteStorageReader(f"s3://{BUCKET}/dcp", options=StoreOptions(endpoint=endpoint))
-        ),
-    }
-
-
-def their_loads(endpoint: str, state: dict) -> dict[str, Callable[[int], object]]:
-    """The others' readers."""
-    import torch.distributed.checkpoint as dcp
-
-    found: dict[str, Callable[[int], object]] = {}
-    try:
-        import s3fs  # noqa: F401
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-    except ImportError:
-        pass
-    else:
-        keys = {"client_kwargs": {"endpoint_url": endpoint}, "key": "key", "secret": "secret"}
-        found["FsspecReader"] = lambda _: dcp.load(state, storage_reader=FsspecReader(f"s3://{BUCKET}/fsspec-False/1", **keys))
-    try:
-        from s3torchconnector.dcp import S3StorageReader
-    except ImportError:
-        pass
-    else:
-        found["s3torchconnector"] = lambda _: dcp.load(
-            state, storage_reader=pointed(S3StorageReader("us-east-1", f"s3://{BUCKET}/connector/1/"), endpoint)
-        )
-    return found
-
-
-def pointed(engine: object, endpoint: str) -> object:
-    """The connector's classes take no endpoint: its client is replaced."""
-    from s3torchconnector import S3ClientConfig
-    from s3torchconnector._s3client import S3Client
-
-    engine.fs._client = S3Client(  # noqa: SLF001
-        region="us-east-1", endpoint=endpoint, s3client_config=S3ClientConfig(force_path_style=True)
-    )
-    return engine
-
-
 def timed(work: Callable[[], object]) -> tuple[float, float]:
     """Seconds until every rank is through, and processor seconds of all ranks."""
     import torch
@@ -289,24 +142,6 @@ def chosen(engines: dict[str, Callable[[int], object]], words: str) -> dict[str,
     return {name: work for name, work in engines.items() if name.startswith("ours") or any(word in name for word in wanted)}
 
 
-def forget(endpoint: str, number: int) -> None:
-    """Rank 0: the server keeps everything in memory, so all but the newest saves go."""
-    from http.client import HTTPConnection
-
-    from samite.checkpoint import Catalog, StoreOptions, open_store
-    from samite.checkpoint.retention import KeepPolicy, carry_out, plan_for
-
-    for place in ("manager", "dcp"):
-        catalog = Catalog(open_store(f"s3://{BUCKET}/{place}", StoreOptions(endpoint=endpoint)))
-        carry_out(catalog, plan_for(catalog, KeepPolicy(last=1)))
-    for place in ("fsspec-True", "fsspec-False", "connector"):
-        if number > 1:
-            connection = HTTPConnection(endpoint.partition("://")[2])
-            connection.request("DELETE", f"/{BUCKET}?prefix={place}/{number}/")
-            connection.getresponse().read()
-            connection.close()
-
-
 def rotated(names: list[str], number: int) -> list[str]:
     """Another order in each round."""
     shift = number % len(names)
@@ -322,6 +157,11 @@ def report(what: str, times: dict[str, list[float]], cpu: dict[str, list[float]]
         ratios = [statistics.median(other / own for other, own in zip(seconds, times[column], strict=True)) for column in columns]
         rate = gib * 1024 / statistics.median(seconds)
         say(f"{name:<34}{rate:>8.0f}{statistics.median(cpu[name]) / gib:>11.2f}" + "".join(f"{ratio:>15.2f}x" for ratio in ratios))
+
+
+def local(tensor: object) -> object:
+    """This rank's part."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def copier(state: dict) -> Callable[[], float]:
@@ -342,10 +182,10 @@ def copier(state: dict) -> Callable[[], float]:
 
 def phases() -> None:
     """Where the manager's time went, on rank 0."""
-    if _phases:
+    if saves:
         names = ("stall_s", "snapshot_s", "upload_s", "commit_s")
-        say("   manager: " + ", ".join(f"{name[:-2]} {statistics.median(getattr(one, name) for one in _phases):.3f} s" for name in names))
-        stall_s, copied_s = statistics.median(one.stall_s for one in _phases[1:]), statistics.median(_copies[1:])
+        say("   manager: " + ", ".join(f"{name[:-2]} {statistics.median(getattr(one, name) for one in saves):.3f} s" for name in names))
+        stall_s, copied_s = statistics.median(one.stall_s for one in saves[1:]), statistics.median(_copies[1:])
         say(f"   stall of training {stall_s:.3f} s; a plain copy of as many bytes {copied_s:.3f} s, {stall_s / copied_s:.2f}x")
 
 
