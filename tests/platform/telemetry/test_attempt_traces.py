@@ -79,6 +79,7 @@ def test_without_an_endpoint_a_span_costs_nothing(tmp_path):
         telemetry.finished_span(SpanRecord(name="attempt", trace_parent=FIRST, start_unix_s=1.0, end_unix_s=2.0, is_root=True))
         with telemetry.span("train"):
             pass
+    assert list(tmp_path.iterdir()) == [], "no file, and nowhere else to go"
 
 
 def test_events_carry_the_trace_of_their_attempt(receiver):

@@ -67,12 +67,12 @@ def ray_address(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def drive(ray_address, tmp_path):
-    """Runs an attempt's driver as a Ray job would; returns its exit code."""
+    """Runs an attempt's driver as a Ray job would, with `more` in its environment; returns its exit code."""
 
-    def run(attempt) -> int:
+    def run(attempt, **more: str) -> int:
         path = tmp_path / f"{attempt.submission_id}.json"
         attempt.write(path)
-        environment = {**ray_environment(os.environ), "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": ray_address}
+        environment = {**ray_environment(os.environ), "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": ray_address, **more}
         with (tmp_path / "driver.log").open("w") as log:
             driver = subprocess.Popen(
                 [sys.executable, "-m", "samite_workloads.entrypoint", "--attempt", str(path), "--ray"],
@@ -92,12 +92,12 @@ def test_a_killed_rank_costs_one_restart_of_the_group_and_no_bit(
 ):
     attempt = new_attempt("ray", ranks=2, worker_group_restarts=2)
     ask_for_fault(attempt, {"kind": "kill", "rank": 1, "step": 4})
-    assert drive(attempt) == 0
+    # Ray ends what is left of the group when it looks next: seldom enough here that the other rank has noticed and told by then.
+    assert drive(attempt, RAY_TRAIN_HEALTH_CHECK_INTERVAL_S="5") == 0
     result = result_of(attempt)
     assert (result.outcome, result.step, result.incarnations, result.recomputed_steps) == ("stage_complete", 6, 2, 1)
-    *witnesses, killed = reports_of(attempt)
-    # Ray ends what is left of the group as soon as it sees the death, sometimes before the other rank has noticed and told.
-    assert [(witness.rank, witness.error_type, witness.node[:5]) for witness in witnesses] in ([(0, "PeerLostError", "node-")], [])
+    witness, killed = reports_of(attempt)
+    assert (witness.error_type, witness.node[:5]) == ("PeerLostError", "node-")
     assert (killed.rank, killed.failure_class, killed.incarnation) == (1, "infra", 0)
 
     plain = new_attempt("plain", ranks=2)

@@ -200,10 +200,17 @@ def test_a_cut_node_is_replaced_on_two_facts_and_the_next_attempt_resumes(live):
 
 def test_with_a_spare_the_next_attempt_does_not_wait_for_the_replacement(live):
     life = live(spares=1, machines=4)
+    life.run["spec"]["stages"][0]["budget"]["steps"] = 200
     life.until_training()
+    life.until(lambda: min(life.world.ran_for_s(pod) for pod in life.worker_pods()) > 60.0)
+    life.training.joins_after_s = 60.0  # from now on: the replacement joins Ray after the attempt that must not wait for it
+    dead = life.pods_of_ranks()[0]["metadata"]["name"]
     life.world.cut_power(life.pods_of_ranks()[0]["spec"]["nodeName"])
-    life.until(lambda: life.training.submitted[-1] == "demo-s00-a2", within=60)
-    life.until(lambda: life.memory.phase is Phase.SUCCEEDED)
+    life.until(lambda: life.training.submitted[-1] == "demo-s00-a2", within=59)
+    life.until(lambda: life.training.jobs["demo-s00-a2"].ranks)
+    assert dead not in {pod["metadata"]["name"] for pod in life.pods_of_ranks()}
+    life.until(lambda: life.memory.phase is Phase.SUCCEEDED, within=600)
+    assert life.training.submitted == ["demo-s00-a1", "demo-s00-a2", "demo-s01-a3"]
 
 
 def test_the_next_attempt_follows_the_stop_of_the_last_at_once_although_a_new_worker_group_was_loading(live):
