@@ -20,6 +20,7 @@ from samite.checkpoint.layout import (
     SessionId,
     checkpoint_key,
     checkpoint_prefix,
+    marker,
 )
 from samite.checkpoint.manifest import Manifest
 from samite.checkpoint.store.base import MissingKeyError, Store
@@ -168,11 +169,11 @@ class Catalog:
 
     def mark_verified(self, checkpoint_id: str, level: Level) -> None:
         """Remember that the bytes were seen to be right."""
-        self.store.put(checkpoint_key(checkpoint_id, VERIFIED), _marker(level=level.value))
+        self.store.put(checkpoint_key(checkpoint_id, VERIFIED), marker(level=level.value))
 
     def quarantine(self, checkpoint_id: str, reason: str) -> None:
         """Never load this one again; its bytes stay for inspection."""
-        self.store.put(checkpoint_key(checkpoint_id, QUARANTINED), _marker(reason=reason))
+        self.store.put(checkpoint_key(checkpoint_id, QUARANTINED), marker(reason=reason))
 
     def lift_quarantine(self, checkpoint_id: str) -> None:
         """Undo `quarantine`, for a checkpoint that verifies in full after all."""
@@ -181,7 +182,7 @@ class Catalog:
     def pin(self, checkpoint_id: str, reason: str = "") -> None:
         """Keep this one until it is unpinned."""
         self.entry(checkpoint_id)
-        self.store.put(checkpoint_key(checkpoint_id, PINNED), _marker(reason=reason))
+        self.store.put(checkpoint_key(checkpoint_id, PINNED), marker(reason=reason))
 
     def unpin(self, checkpoint_id: str) -> None:
         """Let retention decide again."""
@@ -250,7 +251,3 @@ class Catalog:
             return self.store.get(checkpoint_key(checkpoint_id, name)).decode(errors="replace")
         except MissingKeyError:
             return ""
-
-
-def _marker(**fields: str) -> bytes:
-    return json.dumps({**fields, "at_unix_s": round(time.time(), 3)}).encode() + b"\n"

@@ -28,11 +28,13 @@ from samite.checkpoint.layout import (
     DIRECTORY,
     LATEST,
     MANIFEST,
+    QUARANTINED,
     SessionId,
     checkpoint_key,
     checkpoint_prefix,
     failure_name,
     index_name,
+    marker,
 )
 from samite.checkpoint.manifest import Manifest, RankRecord
 from samite.checkpoint.store.base import MissingKeyError, Store
@@ -142,16 +144,35 @@ def _put_directory(store: Store, indexes: Sequence[IndexColumns]) -> tuple[int, 
 
 
 def commit(store: Store, manifest: Manifest, *, still_wanted: Callable[[], None] = lambda: None) -> None:
-    """Create the manifest. Raises FencedError if a newer session has begun, ConflictError if another writer committed this id.
+    """Create the manifest.
+
+    Raises FencedError if a newer session has begun, ConflictError if another writer committed this id, CheckpointDamagedError if storage tore it.
 
     `still_wanted` is called last before the commit and raises if its time has passed.
     """
     check_still_newest(store, manifest.session)
     still_wanted()
     if not store.put_if_absent(checkpoint_key(manifest.checkpoint_id, MANIFEST), manifest.to_bytes()):
-        raise ConflictError(f"{store.uri}: {manifest.checkpoint_id} was committed by another writer; ours was not")
+        raise _conflict(store, manifest.checkpoint_id)
     if not counts(manifest.checkpoint_id, manifest.session, read_fences(store)):
         raise FencedError(f"{store.uri}: a newer session began while {manifest.checkpoint_id} was being committed; it does not count")
+
+
+def _conflict(store: Store, checkpoint_id: str) -> SamiteError:
+    """Why the manifest could not be created: another writer's is there, or half of ours, where a storage tears what it says it did not write.
+
+    A torn one is quarantined here, so that no restore has to find out by itself; best effort, since storage is what failed.
+    """
+    key = checkpoint_key(checkpoint_id, MANIFEST)
+    try:
+        Manifest.from_bytes(store.get(key), name=f"{store.uri}/{key}")
+    except CheckpointDamagedError as error:
+        with contextlib.suppress(SamiteError):
+            store.put(checkpoint_key(checkpoint_id, QUARANTINED), marker(reason=str(error)))
+        return CheckpointDamagedError(f"the commit was cut short: {error}. It does not count, and those before it are as they were")
+    except SamiteError as error:
+        return error
+    return ConflictError(f"{store.uri}: {checkpoint_id} was committed by another writer; ours was not")
 
 
 def move_hint(store: Store, checkpoint_id: str) -> bool:

@@ -14,7 +14,9 @@ An id is `<step>-<epoch>-<attempt>`: step with at least 8 digits, the fencing ep
 Keys are never written twice, except LATEST.
 """
 
+import json
 import re
+import time
 from dataclasses import dataclass
 from typing import Self
 
@@ -135,3 +137,8 @@ def align(offset: int, num_bytes: int) -> int:
     """First offset at or after `offset` where a chunk of `num_bytes` may begin."""
     alignment = CHUNK_ALIGNMENT if num_bytes >= SMALL_CHUNK_BYTES else SMALL_ALIGNMENT
     return -(-offset // alignment) * alignment
+
+
+def marker(**fields: str) -> bytes:
+    """Content of a marker: why or how, and when."""
+    return json.dumps({**fields, "at_unix_s": round(time.time(), 3)}).encode() + b"\n"

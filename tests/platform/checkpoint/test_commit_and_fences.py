@@ -101,6 +101,19 @@ def test_of_sixteen_coordinators_exactly_one_commits(store):
     assert Catalog(store).manifest(one).extra == {"coordinator": winner}
 
 
+def test_a_manifest_that_storage_tears_is_called_torn_and_set_aside_at_once(store):
+    fence, one = session(store), new_id()
+    before = committed(store, fence, step=4)
+    for rank in (0, 1):
+        write_rank(store, one, rank, 2)
+    manifest = build_manifest(store, request(one, fence))
+    store.put(checkpoint_key(one, "MANIFEST"), manifest.to_bytes()[:100])  # a create-once that failed half way
+    with pytest.raises(CheckpointDamagedError, match=r"the commit was cut short: .*its header promises [0-9]+ bytes, [0-9]+ are there"):
+        commit(store, manifest)
+    assert Catalog(store).entry(one).state is State.QUARANTINED
+    assert [entry.checkpoint_id for entry in Catalog(store).candidates()] == [before]
+
+
 def test_of_sixteen_sessions_that_begin_at_once_each_gets_its_own_place(store):
     found = []
     threads = [threading.Thread(target=lambda: found.append(session(store).session)) for _ in range(16)]

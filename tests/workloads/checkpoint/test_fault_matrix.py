@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samite.checkpoint import Catalog, Level, State, StoreOptions, open_store
+from samite.checkpoint.layout import CheckpointId
 from samite.checkpoint.store.faulty import Action, Fault, FaultyStore
 from samite.checkpoint.store.sink import Break, Sink, SinkFault
 from samite.errors import SamiteError
@@ -173,7 +174,8 @@ def test_whatever_storage_refuses_at_whatever_moment_what_is_loaded_is_a_step_th
     if restored is None:
         assert committed == []
         return
-    assert restored.walked_past == ()
+    # A torn manifest does not say which session wrote it, so it may be the newest: it is passed over in the open, and only it.
+    assert not {CheckpointId.parse(one).step for one, _ in restored.walked_past} & set(committed)
     assert restored.step >= max(committed, default=0)
     assert restored.extra == {"cursor": restored.step}
     assert targets["w"].eq(restored.step).all()
