@@ -18,6 +18,7 @@ from typing import Any
 
 from samite.errors import SamiteError, UsageError
 from samite_operators.process import Process, build
+from samite_operators.resync import View
 from samite_operators.settings import Settings
 
 _logger = logging.getLogger("samite.operator")
@@ -85,12 +86,12 @@ async def serve(process: Process, stop: Stop) -> int:
     started = False
     while not stop.told and process.leadership.held:
         try:
-            kinds = await loop.run_in_executor(None, process.first_look)
+            view = await loop.run_in_executor(None, process.first_look)
         except SamiteError as error:
             _logger.warning("the first listing failed: %s", error)
             await asyncio.sleep(RETRY_S)
             continue
-        if not kinds:
+        if not view.kinds:
             process.vitals.waiting_for = "the definition of TrainingRun, or the right to list them"
             process.vitals.listed()
             await asyncio.sleep(RETRY_S)
@@ -100,9 +101,9 @@ async def serve(process: Process, stop: Stop) -> int:
             started = True
         process.vitals.ready = True
         ended = asyncio.Event()
-        watcher = asyncio.create_task(watch(process, stop, ended, kinds))
+        watcher = asyncio.create_task(watch(process, stop, ended, view))
         try:
-            await process.kopf(kinds, stop=ended)
+            await process.kopf(view, stop=ended)
             # It ends by itself only when it heard SIGTERM.
             stop.told = stop.told or not ended.is_set()
         except Exception:
@@ -121,11 +122,11 @@ async def serve(process: Process, stop: Stop) -> int:
     return 1
 
 
-async def watch(process: Process, stop: Stop, ended: asyncio.Event, kinds: frozenset[Any]) -> None:
-    """End the watches when the process is to stop, the Lease is lost, or other kinds can be read than those that are watched."""
+async def watch(process: Process, stop: Stop, ended: asyncio.Event, watched: View) -> None:
+    """End the watches when the process is to stop, the Lease is lost, or other kinds or namespaces can be read than those that are watched."""
     while not ended.is_set():
         process.tell()
-        if stop.told or not process.leadership.held or not kinds <= process.resync.readable or process.resync.readable > kinds:
+        if stop.told or not process.leadership.held or process.resync.view != watched:
             ended.set()
             return
         await asyncio.sleep(CHECK_S)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from samite.engines.kuberay.api import LEASE, RAY_CLUSTER, TRAINING_RUN, ApiError, Document, ForbiddenApiError, GoneApiError
-from samite.engines.kuberay.names import RUN, RUN_UID
+from samite.engines.kuberay.names import FINALIZER, RUN, RUN_UID
 from samite.lifecycle import (
     TERMINAL,
     Action,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from samite_operators.services import Services
 
 _logger = logging.getLogger(__name__)
-FINALIZER = "samite.dev/finalizer"
 CHECKPOINT_FIRST = "samite.dev/checkpoint-on-delete"
 """Annotation: `true` asks a run that is deleted for a last checkpoint before it stops."""
 ALLOWED = (RequestCheckpoint, StopSubmission, KillRanks, ReleaseCluster, StopCluster, Finish)
@@ -122,6 +121,7 @@ class Clearing:
         patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": kept}}
         with suppress(GoneApiError):
             services.api.patch(TRAINING_RUN, metadata["namespace"], metadata["name"], patch)
+        services.rights.release(metadata["namespace"])
         _logger.info("run %s/%s is let go%s", metadata["namespace"], metadata["name"], f": {why}" if why else "")
         return None
 

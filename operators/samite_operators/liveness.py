@@ -47,6 +47,8 @@ class Vitals:
         """Leading, and every run of the first listing has been seen."""
         self.waiting_for = "the first listing"
         """Why it is not ready."""
+        self.unserved: dict[str, str] = {}
+        """Namespaces that were to be served and cannot be, each with the API server's words."""
 
     # What the parts say
 
@@ -146,7 +148,7 @@ class ProbeServer:
     def __init__(self, vitals: Vitals, exposition: Callable[[], str], *, port: int, host: str = "0.0.0.0") -> None:  # noqa: S104 - probes come from the node
         answers: dict[str, Callable[[], tuple[int, str, str]]] = {
             "/healthz": lambda: _verdict(vitals.complaints()),
-            "/readyz": lambda: _verdict([] if vitals.ready else [f"waiting for {vitals.waiting_for}"]),
+            "/readyz": lambda: _verdict([] if vitals.ready else [f"waiting for {vitals.waiting_for}"], notServed=dict(vitals.unserved)),
             "/metrics": lambda: (200, "text/plain; version=0.0.4; charset=utf-8", exposition()),
         }
 
@@ -187,6 +189,7 @@ class ProbeServer:
         self._thread.join(timeout=5.0)
 
 
-def _verdict(complaints: Iterable[str]) -> tuple[int, str, str]:
+def _verdict(complaints: Iterable[str], **more: dict[str, str]) -> tuple[int, str, str]:
     found = list(complaints)
-    return 503 if found else 200, "application/json", json.dumps({"ok": not found, "reasons": found}) + "\n"
+    document = {"ok": not found, "reasons": found, **{name: value for name, value in more.items() if value}}
+    return 503 if found else 200, "application/json", json.dumps(document) + "\n"

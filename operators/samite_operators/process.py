@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from samite.engines.kuberay.api import LEASE, NODE, TRAINING_RUN, Document, Kind, KubernetesApi
+from samite.engines.kuberay.api import LEASE, NODE, Document, KubernetesApi
 from samite_operators.blame import BlameLedger
 from samite_operators.cache import CachedApi, ObjectCache
 from samite_operators.events import EventPoster, EventRecords
@@ -16,7 +16,8 @@ from samite_operators.leader import Leadership
 from samite_operators.liveness import ProbeServer, Vitals
 from samite_operators.metering import MeteredApi
 from samite_operators.orphans import OrphanSweep
-from samite_operators.resync import Resync
+from samite_operators.resync import Resync, View
+from samite_operators.rights import Rights
 from samite_operators.runtimes import Runtimes
 from samite_operators.services import Engine, Services
 from samite_operators.settings import Settings
@@ -46,13 +47,12 @@ class Process:
     engines: "Engines"
     export: Any
 
-    def first_look(self) -> frozenset[Kind]:
-        """List everything; returns the kinds that can be watched, none if not even runs can be listed. Raises ApiError without an answer."""
-        kinds = self.resync.look(WATCHED)
-        if TRAINING_RUN not in kinds:
-            return frozenset()
-        self.services.api.watched = frozenset(kind.plural for kind in kinds)
-        return kinds
+    def first_look(self) -> View:
+        """List everything; returns what can be watched, no kind if not even runs can be listed. Raises ApiError without an answer."""
+        view = self.resync.look(WATCHED)
+        if view.kinds:
+            self.services.api.watched = frozenset(kind.plural for kind in view.kinds)
+        return view
 
     def start(self) -> None:
         """Begin to take turns."""
@@ -61,11 +61,12 @@ class Process:
         self.resync.start(WATCHED)
         self.orphans.start()
 
-    def kopf(self, kinds: frozenset[Kind], *, stop: Any) -> Any:
-        """The coroutine of kopf's watches over `kinds`."""
+    def kopf(self, view: View, *, stop: Any) -> Any:
+        """The coroutine of kopf's watches over `view`."""
         from samite_operators.startup import operator
 
-        return operator(self.settings, self.watcher, sorted(kinds, key=lambda kind: kind.plural), stop=stop)
+        settings = replace(self.settings, namespaces=view.namespaces)
+        return operator(settings, self.watcher, sorted(view.kinds, key=lambda kind: kind.plural), stop=stop)
 
     def tell(self) -> None:
         """Record the standing values of the process."""
@@ -148,6 +149,7 @@ def build(
         poster=EventPoster(metered, identity=settings.identity, clock=clock), records=records, instruments=instruments, storage=stores.of
     )
     engines = Engines(engine_of or _kuberay(token_key, cached, clock), cached, stores, ledger)
+    rights = Rights(metered, settings)
     services = Services(
         settings=settings,
         api=cached,
@@ -160,6 +162,7 @@ def build(
         teller=teller,
         ledger=ledger,
         runtimes=Runtimes(metered),
+        rights=rights,
         stores=stores,
         clock=clock,
     )
@@ -175,7 +178,7 @@ def build(
         records=records,
         keeper=keeper,
         watcher=watcher,
-        resync=Resync(metered, cache, watcher, keeper, vitals, settings),
+        resync=Resync(metered, cache, watcher, keeper, vitals, rights, settings),
         orphans=OrphanSweep(metered, settings, instruments, ledger, teller, may_act=lambda: leadership.held, clock=clock),
         engines=engines,
         export=export,

@@ -11,6 +11,7 @@ from samite_operators.cache import CachedApi, ObjectCache
 from samite_operators.instruments import Instruments
 from samite_operators.liveness import Vitals
 from samite_operators.metering import MeteredApi
+from samite_operators.rights import Rights
 from samite_operators.runtimes import Runtimes
 from samite_operators.settings import Settings
 from samite_operators.storage_access import RunStores
@@ -80,6 +81,7 @@ class Services:
     teller: Teller
     ledger: BlameLedger
     runtimes: Runtimes
+    rights: Rights
     stores: RunStores
     clock: Callable[[], float]
     """Monotonic."""

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from samite.engines.kuberay.api import TRAINING_RUN, ConflictApiError, Document, GoneApiError, RetryableApiError
+from samite.engines.kuberay.names import FINALIZER
 from samite.engines.kuberay.wishes import answered
 from samite.errors import SamiteError, SpecError
 from samite.lifecycle import TERMINAL, Decision, Memory, decide
-from samite_operators.clearing import FINALIZER, Clearing
+from samite_operators.clearing import Clearing
 from samite_operators.plans import Planned, is_ours, plan_of
 from samite_operators.refusing import REFUSALS, refuse
 from samite_operators.run_state import Next, RunState
@@ -84,6 +85,7 @@ class Turns:
             return self._clear(run, state)
         if services.settings.maintenance:
             return self._look_only(run, state)
+        services.rights.hold(namespace)
         if FINALIZER not in (run["metadata"].get("finalizers") or ()):
             run = self._with_finalizer(run)
         try:

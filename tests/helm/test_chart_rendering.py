@@ -63,8 +63,9 @@ def test_settings_are_what_the_operator_reads(objects: list[Document]):
 
     settings = next(item["data"] for item in of_kind(objects, "ConfigMap") if "SAMITE_NAMESPACES" in item["data"])
     read = Settings.from_environment({**settings, "SAMITE_OPERATOR_NAMESPACE": NAMESPACE})
-    clusterwide = not any(item["kind"] == "Role" and item["metadata"]["name"] == "samite-operator" for item in objects)
-    assert read.clusterwide == clusterwide
+    bindings = {item["metadata"]["namespace"]: item["metadata"]["name"] for item in of_kind(objects, "RoleBinding") if _of_namespaces(item)}
+    assert bindings == dict.fromkeys(read.namespaces, read.role_binding)
+    assert read.clusterwide == (not bindings) == (not read.role_binding)
     assert read.lease_name == "samite-operator"
     documented = set(re.findall(r"`(SAMITE_\w+|OTEL_\w+)`", settings_page or ""))
     assert set(settings) <= documented
@@ -77,7 +78,10 @@ def test_the_operator_is_told_of_the_secrets_that_its_role_lets_it_read(helm: He
     settings = next(item["data"] for item in of_kind(objects, "ConfigMap") if "SAMITE_NAMESPACES" in item["data"])
     read = Settings.from_environment({**settings, "SAMITE_OPERATOR_NAMESPACE": NAMESPACE})
     rules = [
-        rule for role in of_kind(objects, "Role") for rule in role["rules"] if rule["resources"] == ["secrets"] and "get" in rule["verbs"]
+        rule
+        for role in of_kind(objects, "ClusterRole")
+        for rule in role["rules"]
+        if rule["resources"] == ["secrets"] and "get" in rule["verbs"]
     ]
     assert {frozenset(rule["resourceNames"]) for rule in rules} == {read.storage_secrets} == {frozenset({"team-s3", "other-s3"})}
 
@@ -141,3 +145,8 @@ def test_a_release_of_another_name_has_names_of_its_own(helm: Helm):
 def _without_chance(document: Document) -> Document:
     """The key of the tokens is random in each rendering without a cluster."""
     return document | {"data": None} if document["kind"] == "Secret" else document
+
+
+def _of_namespaces(binding: Document) -> bool:
+    """Whether it gives the operator its rights in a namespace that it serves: by a ClusterRole, which stays when the namespace goes."""
+    return binding["roleRef"]["kind"] == "ClusterRole" and binding["roleRef"]["name"].endswith(":operator-in-namespaces")

@@ -24,6 +24,7 @@ from samite_operators.events import EventPoster, EventRecords
 from samite_operators.instruments import Instruments
 from samite_operators.liveness import Vitals
 from samite_operators.metering import MeteredApi
+from samite_operators.rights import Rights
 from samite_operators.run_state import Next
 from samite_operators.runtimes import Runtimes
 from samite_operators.services import Services
@@ -161,6 +162,7 @@ class Operator:
             ),
             ledger=self.ledger,
             runtimes=Runtimes(self.metered),
+            rights=Rights(self.metered, self.settings),
             stores=RunStores(self.metered, clock=clock),
             clock=clock,
         )

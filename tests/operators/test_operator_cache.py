@@ -13,7 +13,8 @@ from samite_operators.handlers import Watcher, matters
 from samite_operators.instruments import Instruments
 from samite_operators.keeper import Keeper
 from samite_operators.liveness import Vitals
-from samite_operators.resync import Resync
+from samite_operators.resync import Resync, View
+from samite_operators.rights import Rights
 from samite_operators.run_state import Next
 from samite_operators.settings import Settings
 
@@ -227,8 +228,9 @@ class Looks:
     def __init__(self, parts: Parts, **settings: Any) -> None:
         self.parts, self.woken = parts, []
         keeper: Any = type("Keeper", (), {"wake": lambda _, namespace, name: self.woken.append((namespace, name))})()
+        self.settings = Settings(**settings)
         self.watcher = Watcher(parts.cache, keeper)
-        self.resync = Resync(parts.api, parts.cache, self.watcher, keeper, parts.vitals, Settings(**settings))
+        self.resync = Resync(parts.api, parts.cache, self.watcher, keeper, parts.vitals, Rights(parts.api, self.settings), self.settings)
 
     def told(self, kind: Kind, document: Document, event: str = "MODIFIED") -> None:
         self.watcher.take_in(kind, event, document)
@@ -238,7 +240,7 @@ def test_the_first_look_wakes_every_run_and_names_what_can_be_read(parts: Parts)
     looks = Looks(parts)
     parts.api.put(TRAINING_RUN, {"metadata": {"name": "demo", "namespace": "team"}, "spec": {}})
     parts.api.refusals = [("list", "rayclusters", error_of(404, "no such kind")), ("list", "nodes", error_of(403, "no"))]
-    assert looks.resync.look((TRAINING_RUN, RAY_CLUSTER, POD, NODE)) == {TRAINING_RUN, POD}
+    assert looks.resync.look((TRAINING_RUN, RAY_CLUSTER, POD, NODE)) == View(frozenset({TRAINING_RUN, POD}))
     assert ("team", "demo") in looks.woken
 
 

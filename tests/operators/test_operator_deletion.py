@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from samite.engines.kuberay.api import EVENT, LEASE, RAY_CLUSTER, TRAINING_RUN, error_of
+from samite.engines.kuberay.names import FINALIZER
 from samite.lifecycle import RequestCheckpoint, StartCluster, StopSubmission, Submit
-from samite_operators.clearing import FINALIZER
 from samite_operators.settings import Settings
 
 

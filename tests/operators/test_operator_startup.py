@@ -2,7 +2,7 @@
 
 import kopf
 
-from samite_operators.clearing import FINALIZER
+from samite.engines.kuberay.names import FINALIZER
 from samite_operators.settings import Settings
 from samite_operators.startup import kopf_settings
 

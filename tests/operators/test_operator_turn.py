@@ -3,8 +3,8 @@
 from typing import Any
 
 from samite.engines.kuberay.api import EVENT, TRAINING_RUN, error_of
+from samite.engines.kuberay.names import FINALIZER
 from samite.lifecycle import DESTRUCTIVE, Phase, StartCluster, Submit
-from samite_operators.clearing import FINALIZER
 from samite_operators.settings import Settings
 from samite_operators.status import unpack
 

@@ -8,6 +8,9 @@
 
 {{- define "samite.operator" -}}{{ include "samite.name" . }}-operator{{- end -}}
 
+{{/* RoleBinding of the operator in each namespace that it serves. */}}
+{{- define "samite.binding" -}}{{ include "samite.operator" . }}-in-namespace{{- end -}}
+
 {{- define "samite.labels" -}}
 app.kubernetes.io/name: samite
 app.kubernetes.io/instance: {{ .Release.Name }}

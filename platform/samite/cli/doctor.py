@@ -62,7 +62,7 @@ def doctor(
     if fix_finalizers:
         if not place.is_cluster:
             raise UsageError("--fix-finalizers is about runs on Kubernetes: name the cluster with --context")
-        from samite.cli.doctor_cluster import fix_finalizers as fix
+        from samite.cli.doctor_finalizers import fix_finalizers as fix
 
         fix(client, yes=yes)
         return

@@ -10,15 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from samite.cli.doctor import Finding
-from samite.errors import NotAllowedError, NotFoundError, SamiteError
+from samite.errors import NotAllowedError, SamiteError
 
 if TYPE_CHECKING:
     from samite.engines.kuberay.client import ClusterEngine
 
-FINALIZER = "samite.dev/finalizer"
-"""The only one that Samite sets, and the only one that is ever taken away."""
-FINALIZER_CAP_S = 300.0
-"""The operator itself gives up after so long."""
 UNSEEN_S = 60.0
 """A change of a run that the operator has not looked at for so long was missed."""
 MIN_KUBERNETES = (1, 31)
@@ -26,6 +22,7 @@ MIN_KUBERNETES = (1, 31)
 
 def findings_of_cluster(engine: "ClusterEngine") -> Iterator[Finding]:
     """Every check of cluster, rights and operator. The first that finds no server ends them."""
+    from samite.cli.doctor_finalizers import findings_of_finalizers
     from samite.cli.doctor_rights import findings_of_rights
 
     try:
@@ -33,7 +30,7 @@ def findings_of_cluster(engine: "ClusterEngine") -> Iterator[Finding]:
     except SamiteError as error:
         yield Finding(name="api server", ok=False, found=str(error), remedy="kubectl cluster-info tells the same without samite")
         return
-    for check in (_crds, _kuberay, findings_of_rights, _operator, _runs, _finalizers):
+    for check in (_crds, _kuberay, findings_of_rights, _operator, _runs, findings_of_finalizers):
         yield from _told(check, engine)
 
 
@@ -212,59 +209,12 @@ def _runs(engine: "ClusterEngine") -> Iterator[Finding]:
         yield Finding(name="watch", ok=True, found=f"{len(runs)} runs in {engine.place}, every change was looked at")
 
 
-def stuck(engine: "ClusterEngine") -> list[Any]:
-    """Runs whose deletion waits for the finalizer that Samite set: longer than the operator's own cap, or at all if there is no operator."""
-    from samite.engines.kuberay.client_run import seconds
-
-    deleted = [run for run in engine.runs() if run.document["metadata"].get("deletionTimestamp")]
-    cap_s = FINALIZER_CAP_S if deleted and _may_be_alive(engine) else float("-inf")
-    found = []
-    for run in deleted:
-        metadata = run.document["metadata"]
-        since_s = seconds(metadata.get("deletionTimestamp"))
-        if since_s and FINALIZER in (metadata.get("finalizers") or ()) and time.time() - since_s > cap_s:
-            found.append(run)
-    return found
-
-
-def _may_be_alive(engine: "ClusterEngine") -> bool:
+def operator_may_be_alive(engine: "ClusterEngine") -> bool:
     """False only if it is known that no operator renews a Lease."""
     try:
         return any(finding.ok for finding in _operator(engine))
     except SamiteError:
         return True
-
-
-def _finalizers(engine: "ClusterEngine") -> Iterator[Finding]:
-    runs = stuck(engine)
-    if runs:
-        remedy = f"samite doctor --fix-finalizers {' '.join(engine.flags)}"
-        yield Finding(name="finalizers", ok=False, found=f"deletion is stuck: {', '.join(run.name for run in runs)}", remedy=remedy)
-    else:
-        yield Finding(name="finalizers", ok=True, found="no deletion is stuck")
-
-
-def fix_finalizers(engine: "ClusterEngine", *, yes: bool) -> None:
-    """Take Samite's finalizer from runs whose deletion is stuck, after asking. What they had in the cluster goes with them by ownership; storage stays."""
-    from samite.cli.output import confirm, note
-    from samite.engines.kuberay.api import TRAINING_RUN
-
-    runs = stuck(engine)
-    if not runs:
-        note(f"no deletion is stuck in {engine.place}; nothing was changed")
-        return
-    names = ", ".join(run.name for run in runs)
-    if not confirm(f"Take the finalizer {FINALIZER} from {names}? They are deleted at once; their storage stays.", yes=yes):
-        return
-    for run in runs:
-        metadata = run.document["metadata"]
-        kept = [name for name in metadata.get("finalizers") or () if name != FINALIZER]
-        patch = {"metadata": {"uid": run.uid, "resourceVersion": metadata["resourceVersion"], "finalizers": kept}}
-        try:
-            engine.api.patch(TRAINING_RUN, run.namespace, run.name, patch)
-        except NotFoundError:
-            continue  # it went by itself meanwhile
-        note(f"{run.name}: finalizer taken away" + (f"; others hold it still: {', '.join(kept)}" if kept else ""))
 
 
 def _some(names: list[str], limit: int = 5) -> str:

@@ -10,10 +10,10 @@ from served_api import World
 
 from samite.cli.doctor_cluster import fields_of, rules_of
 from samite.crds import custom_resource_definitions
-from samite.engines.kuberay.api import CRD, LEASE, TRAINING_RUN
+from samite.engines.kuberay.api import CRD, LEASE, ROLE_BINDING, TRAINING_RUN
+from samite.engines.kuberay.names import FINALIZER, HOLD
 
 PROD = ("--context", "prod")
-FINALIZER = "samite.dev/finalizer"
 
 
 def ago(seconds: float) -> str:
@@ -183,6 +183,19 @@ def test_a_stuck_deletion_is_found_and_freed_only_when_asked_and_only_of_our_fin
     assert healthy.api.look(TRAINING_RUN, "team-a", "stuck")["metadata"]["finalizers"] == ["example.org/other"]
     assert healthy.api.look(TRAINING_RUN, "team-a", "recent")["metadata"]["finalizers"] == [FINALIZER]
     assert "no deletion is stuck" in shell(*PROD, "doctor", "--fix-finalizers", "--yes").stderr
+
+
+def test_a_binding_that_nobody_lets_go_is_freed_with_the_last_run_of_its_namespace(shell, healthy: World, stored):
+    metadata = {"name": "samite-operator", "namespace": "team-a", "deletionTimestamp": ago(900), "finalizers": [HOLD]}
+    healthy.api.put(ROLE_BINDING, {"metadata": metadata})
+    stored("training", finalizers=[FINALIZER])
+    assert findings(shell)["finalizers"]["ok"] is True
+    healthy.api.delete(TRAINING_RUN, "team-a", "training")
+    stored("training", deletionTimestamp=ago(900), finalizers=[FINALIZER])
+    assert findings(shell, code=13)["finalizers"]["found"] == "deletion is stuck: training, RoleBinding team-a/samite-operator"
+    done = shell(*PROD, "doctor", "--fix-finalizers", "--yes")
+    assert "RoleBinding team-a/samite-operator: finalizer taken away" in done.stderr
+    assert healthy.api.look(ROLE_BINDING, "team-a", "samite-operator") is None
 
 
 def test_freeing_deletions_needs_a_cluster(shell):

@@ -14,6 +14,11 @@ CLUSTER = "samite.dev/cluster"
 ROLE = "samite.dev/role"
 """`head` or `worker`, on pods."""
 
+FINALIZER = "samite.dev/finalizer"
+"""On each run, until its clusters are gone."""
+HOLD = "samite.dev/runs-are-here"
+"""On the operator's RoleBinding of a namespace, while runs there carry `FINALIZER`."""
+
 CANCEL = "samite.dev/cancel"
 SUBMITTED_BY = "samite.dev/submitted-by"
 """On the run: who made it. Said once; the admission policy of the chart compares it with the login."""
