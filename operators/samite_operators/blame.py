@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from samite.engines.kuberay.api import ApiError, ConflictApiError, Document, GoneApiError, Kind, KubernetesApi
+from samite.engines.kuberay.api import NODE_BLAME, ApiError, ConflictApiError, Document, GoneApiError, KubernetesApi
 from samite.lifecycle import blame as rules
 from samite.lifecycle.memory import BlameMemory
 from samite.lifecycle.plan import NodePolicy
@@ -21,7 +21,6 @@ from samite.spec.node_blame import MAX_EVIDENCE
 from samite_operators.status import timestamp
 
 _logger = logging.getLogger(__name__)
-NODE_BLAME = Kind(group="samite.dev", version="v1alpha1", plural="nodeblames", kind="NodeBlame", namespaced=False)
 FRESH_S = 15.0
 _TRIES = 4
 

@@ -5,11 +5,8 @@ what is not stored, and of two operators that both believe to lead, only one get
 history belongs in telemetry, not in etcd.
 """
 
-import base64
-import binascii
 import json
 import re
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,6 +14,7 @@ from typing import Any
 
 from samite.engines.kuberay.api import TRAINING_RUN, Document, KubernetesApi, PermanentApiError
 from samite.engines.kuberay.dropped import dropped_fields, without_fields
+from samite.engines.kuberay.stored_memory import pack
 from samite.lifecycle import Action, Condition, ConditionStatus, Memory, Status
 from samite.lifecycle.codec import to_document
 
@@ -39,21 +37,6 @@ class Note:
     """What healthy runs have; a note that holds and was never false is left out."""
     reason: str
     message: str = ""
-
-
-def pack(memory: Memory) -> str:
-    """The memory as it stands in `status.memory`."""
-    return base64.b64encode(zlib.compress(memory.to_json().encode(), 6)).decode()
-
-
-def unpack(text: str) -> Memory:
-    """The memory of `status.memory`; the empty text is a run that was never looked at. ValueError if it is damaged."""
-    if not text:
-        return Memory()
-    try:
-        return Memory.from_json(zlib.decompress(base64.b64decode(text, validate=True)).decode())
-    except (binascii.Error, zlib.error, ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"status.memory cannot be read: {error}") from error
 
 
 def wanted_status(

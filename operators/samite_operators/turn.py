@@ -14,6 +14,7 @@ from typing import Any
 
 from samite.engines.kuberay.api import TRAINING_RUN, ConflictApiError, Document, GoneApiError, RetryableApiError
 from samite.engines.kuberay.names import FINALIZER
+from samite.engines.kuberay.stored_memory import unpack
 from samite.engines.kuberay.wishes import answered
 from samite.errors import SamiteError, SpecError
 from samite.lifecycle import TERMINAL, Decision, Memory, decide
@@ -22,7 +23,7 @@ from samite_operators.plans import Planned, is_ours, plan_of
 from samite_operators.refusing import REFUSALS, refuse
 from samite_operators.run_state import Next, RunState
 from samite_operators.services import Engine, Services
-from samite_operators.status import Note, StatusWriter, unpack, wanted_status, with_note
+from samite_operators.status import Note, StatusWriter, wanted_status, with_note
 
 _logger = logging.getLogger(__name__)
 SOON_S = 0.2

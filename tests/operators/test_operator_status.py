@@ -6,8 +6,9 @@ import pytest
 
 from samite.engines.kuberay.api import TRAINING_RUN
 from samite.engines.kuberay.fake_api import _merged
+from samite.engines.kuberay.stored_memory import pack, unpack
 from samite.lifecycle import Condition, ConditionStatus, Memory, Phase
-from samite_operators.status import Note, conditions_document, merge_patch, pack, unpack, with_note, without_nulls
+from samite_operators.status import Note, conditions_document, merge_patch, with_note, without_nulls
 
 RUN = {"metadata": {"generation": 3}}
 

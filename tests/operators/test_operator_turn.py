@@ -4,9 +4,9 @@ from typing import Any
 
 from samite.engines.kuberay.api import EVENT, TRAINING_RUN, error_of
 from samite.engines.kuberay.names import FINALIZER
+from samite.engines.kuberay.stored_memory import unpack
 from samite.lifecycle import DESTRUCTIVE, Phase, StartCluster, Submit
 from samite_operators.settings import Settings
-from samite_operators.status import unpack
 
 
 def test_a_run_goes_from_its_creation_to_its_end(operator: Any):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from samite.checkpoint import Store
-from samite.lifecycle import RequestKind
+from samite.lifecycle import Memory, RequestKind
 from samite.telemetry.events import EventRecord
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed", "Cancelled"})
@@ -149,6 +149,10 @@ class RunClient(Protocol[Handle]):
 
     def record(self, run: Handle) -> dict[str, Any]:
         """`uid`, `submittedAt` (seconds since the epoch) and `run`, the document with every default."""
+        ...
+
+    def memory(self, run: Handle) -> Memory:
+        """What the lifecycle remembers of the run; empty if nobody has looked at it yet. SamiteError if it is damaged."""
         ...
 
     def details(self, run: Handle) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,50 @@ def test_an_api_server_that_is_down_for_60_s_costs_no_training(run: Drilled, wor
         now = run.step()
         say(f"API server back {took_s:.0f} s after its start; step {began_step} before, {now} after")
     until(lambda: run.status()["progress"]["step"] > began_step + 40, "the operator to report what was trained meanwhile", limit_s=120)
+    assert world.operator()["metadata"]["uid"] == operator
+
+
+@contextmanager
+def every_request_refused(world: World) -> Iterator[None]:
+    """The API server's own flow control answers each request of the operator with 429 Too Many Requests."""
+    api, name = "flowcontrol.apiserver.k8s.io/v1", "drill-13"
+    level = {"nominalConcurrencyShares": 0, "borrowingLimitPercent": 0, "lendablePercent": 0, "limitResponse": {"type": "Reject"}}
+    whom = {"kind": "ServiceAccount", "serviceAccount": {"name": "samite-operator", "namespace": world.home}}
+    everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "namespaces": ["*"], "clusterScope": True}
+    schema = {
+        "priorityLevelConfiguration": {"name": name},
+        "matchingPrecedence": 50,
+        "rules": [{"subjects": [whom], "resourceRules": [everything], "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}]}],
+    }
+    kinds = {"PriorityLevelConfiguration": {"type": "Limited", "limited": level}, "FlowSchema": schema}
+    world.kubectl.apply(*({"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": spec} for kind, spec in kinds.items()))
+    try:
+        yield
+    finally:
+        world.kubectl("delete", "flowschema,prioritylevelconfiguration", name)
+
+
+def answers_429(world: World) -> int:
+    """Requests of the operator that were answered so, up to now."""
+    account = f"system:serviceaccount:{world.home}:samite-operator"
+    return sum(
+        event["user"].get("username") == account and event.get("responseStatus", {}).get("code") == 429 for event in world.cluster.audit()
+    )
+
+
+def test_drill_13_an_api_server_that_answers_429_for_minutes_costs_no_training_and_is_not_stormed(run: Drilled, world: World):
+    operator = world.operator()["metadata"]["uid"]
+    began_step, before = run.step(), answers_429(world)
+    with run.untouched(steps=10, limit_s=120):
+        with every_request_refused(world):
+            until(lambda: answers_429(world) > before + 3, "the operator to be refused", limit_s=60)
+            time.sleep(120)
+            refused = answers_429(world) - before
+            assert run.step() > began_step + 30, "training stood still although only the operator was refused"
+        say(f"{refused} requests answered with 429 in two minutes")
+        # One run, one operator: a few turns, listings, watches and renewals of the Lease, each backing off.
+        assert refused < 600
+    until(lambda: run.status()["progress"]["step"] > began_step + 60, "the operator to report what was trained meanwhile", limit_s=180)
     assert world.operator()["metadata"]["uid"] == operator
 
 

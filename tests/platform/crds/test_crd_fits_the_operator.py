@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from samite.crds import custom_resource_definitions
+from samite.engines.kuberay.stored_memory import pack
 from samite.lifecycle import Memory, Observed, RunPlan, decide
 from samite.lifecycle.blame import Weak
 from samite.lifecycle.plan import NodePolicy
@@ -13,7 +14,7 @@ from samite.spec import load_run
 from samite.spec.node_blame import NodeBlameStatus
 from samite.spec.runtime_resolution import resolve
 from samite_operators.blame import Judgement, judged
-from samite_operators.status import Note, pack, wanted_status
+from samite_operators.status import Note, wanted_status
 
 RUN = """\
 apiVersion: samite.dev/v1alpha1

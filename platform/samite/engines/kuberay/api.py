@@ -100,6 +100,7 @@ RAY_CLUSTER = Kind(group="ray.io", version="v1", plural="rayclusters", kind="Ray
 CRD = Kind(
     group="apiextensions.k8s.io", version="v1", plural="customresourcedefinitions", kind="CustomResourceDefinition", namespaced=False
 )
+NODE_BLAME = Kind(group="samite.dev", version="v1alpha1", plural="nodeblames", kind="NodeBlame", namespaced=False)
 TRAINING_RUN = Kind(group="samite.dev", version="v1alpha1", plural="trainingruns", kind="TrainingRun")
 
 

@@ -18,8 +18,9 @@ from samite.engines.base import TERMINAL_PHASES, Blow, EventFeed, LogChoice, Log
 from samite.engines.kuberay import names
 from samite.engines.kuberay.api import POD, TRAINING_RUN, ConflictApiError, Document, GoneApiError, Kind
 from samite.engines.kuberay.client_run import ClusterRun, manifest, record, request_patch, same_run, status_document
+from samite.engines.kuberay.stored_memory import memory_of
 from samite.errors import ConflictError, NotAllowedError, NotFoundError, SamiteError, UsageError
-from samite.lifecycle import RequestKind
+from samite.lifecycle import Memory, RequestKind
 
 if TYPE_CHECKING:
     from samite.engines.kuberay.client_errors import ExplainingApi, Where
@@ -126,6 +127,10 @@ class ClusterEngine:
     def record(self, run: ClusterRun) -> dict[str, Any]:
         """The object as it was found."""
         return record(run.document)
+
+    def memory(self, run: ClusterRun) -> Memory:
+        """`status.memory` of the newest object."""
+        return memory_of(self._newest(run))
 
     def details(self, run: ClusterRun) -> dict[str, Any]:
         """Namespace, cluster, pods, attempts and places."""

@@ -23,7 +23,7 @@ from samite.engines.base import TERMINAL_PHASES, Blow, EventFeed, LogChoice, Log
 from samite.engines.local import requests
 from samite.engines.local.folder import RunFolder, list_runs
 from samite.errors import ConflictError, NotFoundError, SamiteError, UsageError
-from samite.lifecycle import RequestKind
+from samite.lifecycle import Memory, RequestKind
 from samite.settings import Settings
 from samite.telemetry.events import EventRecord
 from samite.telemetry.jsonlines import Follower
@@ -108,6 +108,15 @@ class LocalEngine:
     def record(self, folder: RunFolder) -> dict[str, Any]:
         """`spec.json`: uid, time of submission, and the document with every default."""
         return folder.read_json(folder.spec_file) or {}
+
+    def memory(self, folder: RunFolder) -> Memory:
+        """`memory.json`."""
+        try:
+            return Memory.from_json(folder.memory_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return Memory()
+        except (ValueError, TypeError, AttributeError) as error:
+            raise SamiteError(f"{folder.memory_file}: wanted what the supervisor remembers, found: {error}") from error
 
     def details(self, folder: RunFolder) -> dict[str, Any]:
         """Attempts, and where things are."""
