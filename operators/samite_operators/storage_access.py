@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from samite.checkpoint import Store, StoreOptions, open_store
-from samite.checkpoint.checksum import Buffer
+from samite.checkpoint.checksum import Buffer, Checksum
 from samite.checkpoint.store.base import ObjectInfo
 from samite.engines.kuberay.api import SECRET, KubernetesApi
 from samite.errors import NotAllowedError, SamiteError
@@ -97,7 +97,7 @@ class RotatingStore:
         """Fill `target`."""
         self._call(lambda store: store.read_into(key, offset, target))
 
-    def put(self, key: str, data: Buffer, *, crc64: int | None = None) -> None:
+    def put(self, key: str, data: Buffer, *, crc64: Checksum | None = None) -> None:
         """Write or replace."""
         self._call(lambda store: store.put(key, data, crc64=crc64))
 

@@ -5,8 +5,11 @@ awscrt computes it at about 30 GB/s without holding the interpreter lock.
 """
 
 import base64
-from collections.abc import Callable
+import threading
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 Buffer = bytes | bytearray | memoryview
@@ -38,6 +41,48 @@ def combine_blocks(checksums: list[int], num_bytes: int) -> int:
     for number, checksum in enumerate(checksums):
         total = combine_crc64(total, checksum, min(BLOCK_BYTES, num_bytes - number * BLOCK_BYTES))
     return total
+
+
+class Checksums:
+    """Checksums of ranges of one buffer, each byte read once however many ranges it belongs to: a part that is sent, a block, a chunk, the whole.
+
+    `borders` are where ranges will begin or end that are asked for later. Thread-safe; a range is summed by the thread that asks first.
+    """
+
+    def __init__(self, data: memoryview, borders: Iterable[int] = ()) -> None:
+        self._data = data
+        self._borders = sorted({0, len(data), *borders})
+        self._known: dict[tuple[int, int], int] = {}
+        self._lock = threading.Lock()
+
+    def of(self, begin: int, end: int) -> int:
+        """CRC64-NVME of bytes [begin, end), combined from the pieces between borders."""
+        with self._lock:
+            for border in (begin, end):
+                at = bisect_left(self._borders, border)
+                if at == len(self._borders) or self._borders[at] != border:
+                    insort(self._borders, border)
+            cuts = self._borders[bisect_left(self._borders, begin) : bisect_right(self._borders, end)]
+        total = 0
+        for low, high in pairwise(cuts):
+            known = self._known.get((low, high))
+            if known is None:
+                known = self._known[low, high] = crc64(self._data[low:high])
+            total = combine_crc64(total, known, high - low)
+        return total
+
+    def blocks(self, begin: int, end: int) -> list[int]:
+        """Checksum of each block of `BLOCK_BYTES` of [begin, end), as `block_checksums`."""
+        return [self.of(start, min(start + BLOCK_BYTES, end)) for start in range(begin, end, BLOCK_BYTES)]
+
+    @property
+    def whole(self) -> int:
+        """Of the buffer."""
+        return self.of(0, len(self._data))
+
+
+Checksum = int | Checksums
+"""What a store is given beside the bytes: their checksum, or all that it may ask for."""
 
 
 def to_header(checksum: int) -> str:

@@ -1,10 +1,9 @@
 """One rank's upload: data objects out of the staging buffer, then the index that describes them. Runs in the manager's background thread."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from samite.checkpoint.checksum import block_checksums, combine_blocks, combine_crc64, crc64
+from samite.checkpoint.checksum import BLOCK_BYTES, Checksums, crc64
 from samite.checkpoint.index import Chunk, DataObject, RankIndex, TensorMeta, Witness
 from samite.checkpoint.layout import checkpoint_key, data_name, index_name
 from samite.checkpoint.store import Store
@@ -13,8 +12,6 @@ from samite_workloads.checkpoint.plan import PlannedChunk, WritePlan
 from samite_workloads.checkpoint.shards import LocalShard
 
 _READ_BACK_BYTES = 16 * 1024 * 1024
-_BESIDE_BYTES = 32 * 1024 * 1024
-"""From this size on the checksums of an object are computed while it is sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,14 +52,10 @@ def write_objects(
     for number, (start, size) in enumerate(zip(plan.object_starts, plan.object_bytes, strict=True)):
         view, name = staged[start : start + size], data_name(rank, number)
         planned = [chunk for chunk in plan.chunks if chunk.data_object == number]
-        if size >= _BESIDE_BYTES:  # the store checks each part by itself: our own pass goes on meanwhile
-            with ThreadPoolExecutor(1, thread_name_prefix="samite-crc") as beside:
-                computing = beside.submit(_describe_object, view, planned, description)
-                store.put(checkpoint_key(checkpoint_id, name), view)
-            found, total = computing.result()
-        else:
-            found, total = _describe_object(view, planned, description)
-            store.put(checkpoint_key(checkpoint_id, name), view, crc64=total)
+        borders = [border for one in planned for border in range(one.offset, one.offset + one.num_bytes, BLOCK_BYTES)]
+        sums = Checksums(view, (*borders, *(one.offset + one.num_bytes for one in planned)))
+        store.put(checkpoint_key(checkpoint_id, name), view, crc64=sums)  # a store that sends parts has summed all of it afterwards
+        found, total = _describe_object(sums, planned, description), sums.whole
         if read_back:
             _compare(store, checkpoint_key(checkpoint_id, name), size, total)
         chunks += found
@@ -80,8 +73,8 @@ def write_objects(
 
 def with_opaque_bytes(store: Store, index: RankIndex, name: str, content: bytes, *, read_back: bool = False) -> RankIndex:
     """`index` with one more tensor of bytes in an object of its own, which is put at once."""
-    blocks = block_checksums(memoryview(content))
-    checksum = combine_blocks(blocks, len(content))
+    sums = Checksums(memoryview(content), range(0, len(content), BLOCK_BYTES))
+    blocks, checksum = sums.blocks(0, len(content)), sums.whole
     number = len(index.objects)
     name_of_object = data_name(index.rank, number)
     key = checkpoint_key(index.checkpoint_id, name_of_object)
@@ -102,19 +95,15 @@ def publish(store: Store, index: RankIndex) -> None:
     store.put(checkpoint_key(index.checkpoint_id, index_name(index.rank)), index.to_bytes())
 
 
-def _describe_object(view: memoryview, planned: Sequence[PlannedChunk], description: Description) -> tuple[list[Chunk], int]:
-    """The chunks of one object with their checksums, and the checksum of the whole, padding included; one pass over its bytes."""
+def _describe_object(sums: Checksums, planned: Sequence[PlannedChunk], description: Description) -> list[Chunk]:
+    """The chunks of one object with their checksums."""
     chunks = []
-    total, end = 0, 0
     for one in planned:
-        data = view[one.offset : one.offset + one.num_bytes]
-        blocks = block_checksums(data)
-        checksum = combine_blocks(blocks, len(data))
-        total = combine_crc64(crc64(view[end : one.offset], total), checksum, len(data))
-        end = one.offset + one.num_bytes
+        begin, end = one.offset, one.offset + one.num_bytes
+        blocks = tuple(sums.blocks(begin, end))
         box = description.boxes[one.shard]
-        chunks.append(Chunk(one.shard, box, one.start, one.num_bytes, one.data_object, one.offset, checksum, tuple(blocks)))
-    return chunks, total
+        chunks.append(Chunk(one.shard, box, one.start, one.num_bytes, one.data_object, one.offset, sums.of(begin, end), blocks))
+    return chunks
 
 
 def _compare(store: Store, key: str, size: int, wanted: int) -> None:

@@ -7,7 +7,7 @@ checkpoint.commit     everything is written but the manifest        checkpoint.c
 from collections.abc import Iterable, Iterator
 
 from samite.checkpoint import Store
-from samite.checkpoint.checksum import Buffer
+from samite.checkpoint.checksum import Buffer, Checksum
 from samite.checkpoint.layout import MANIFEST, CheckpointId
 from samite.checkpoint.store import ObjectInfo
 from samite_workloads import faults
@@ -32,7 +32,7 @@ class KillPointStore:
         """As the store's."""
         self._store.read_into(key, offset, target)
 
-    def put(self, key: str, data: Buffer, *, crc64: int | None = None) -> None:
+    def put(self, key: str, data: Buffer, *, crc64: Checksum | None = None) -> None:
         """As the store's, after the points of shards and indexes."""
         if key.endswith(".bin"):
             faults.reach("checkpoint.shard", _step_of(key))

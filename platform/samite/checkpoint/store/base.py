@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from samite.checkpoint.checksum import Buffer
+from samite.checkpoint.checksum import Buffer, Checksum
 from samite.errors import NotFoundError, TemporaryError
 
 
@@ -61,7 +61,7 @@ class Store(Protocol):
         """Fill `target` with the bytes from `offset`. Raises CheckpointDamagedError if the object ends before."""
         ...
 
-    def put(self, key: str, data: Buffer, *, crc64: int | None = None) -> None:
+    def put(self, key: str, data: Buffer, *, crc64: Checksum | None = None) -> None:
         """Write or replace. All or nothing: a reader sees the old content or the new. `crc64` is sent along where storage checks it."""
         ...
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from samite.checkpoint.checksum import Buffer
+from samite.checkpoint.checksum import Buffer, Checksum
 from samite.checkpoint.store.base import ObjectInfo, StorageFullError, Store
 from samite.errors import NotAllowedError, TemporaryError
 
@@ -94,7 +94,7 @@ class FaultyStore:
         """Fill `target` from `offset`."""
         self._do("read_into", key, lambda: self.inner.read_into(key, offset, target))
 
-    def put(self, key: str, data: Buffer, *, crc64: int | None = None) -> None:
+    def put(self, key: str, data: Buffer, *, crc64: Checksum | None = None) -> None:
         """Write or replace."""
         self._do("put", key, lambda: self.inner.put(key, data, crc64=crc64), data)
 

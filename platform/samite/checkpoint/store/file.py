@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from samite.checkpoint.checksum import Buffer
+from samite.checkpoint.checksum import Buffer, Checksum
 from samite.checkpoint.store.base import MissingKeyError, ObjectInfo, StorageFullError
 from samite.errors import CheckpointDamagedError, NotAllowedError, SamiteError, TemporaryError, UsageError
 
@@ -67,7 +67,7 @@ class FileStore:
                     )
                 done += count
 
-    def put(self, key: str, data: Buffer, *, crc64: int | None = None) -> None:
+    def put(self, key: str, data: Buffer, *, crc64: Checksum | None = None) -> None:
         """Write or replace."""
         del crc64  # a local write has no transport that could check it
         with self._errors(key):

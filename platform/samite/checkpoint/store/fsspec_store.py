@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from samite.checkpoint.checksum import Buffer
+from samite.checkpoint.checksum import Buffer, Checksum
 from samite.checkpoint.store.base import MissingKeyError, ObjectInfo, StorageFullError
 from samite.errors import CheckpointDamagedError, ConflictError, NotAllowedError, SamiteError, TemporaryError, UsageError
 
@@ -47,7 +47,7 @@ class FsspecStore:
             raise CheckpointDamagedError(f"{self._uri}/{key}: wanted bytes {offset} to {offset + len(target)}, found {len(data)} of them")
         target[:] = data
 
-    def put(self, key: str, data: Buffer, *, crc64: int | None = None) -> None:
+    def put(self, key: str, data: Buffer, *, crc64: Checksum | None = None) -> None:
         """Write or replace."""
         del crc64
         with self._errors(key):

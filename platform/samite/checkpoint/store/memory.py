@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from samite.checkpoint.checksum import Buffer, crc64
+from samite.checkpoint.checksum import Buffer, Checksum, crc64
 from samite.checkpoint.store.base import MissingKeyError, ObjectInfo
 from samite.errors import CheckpointDamagedError, TemporaryError
 
@@ -50,7 +50,7 @@ class MemoryStore:
             raise CheckpointDamagedError(f"{self._uri}/{key}: wanted bytes {offset} to {offset + len(target)}, it has only {len(data)}")
         target[:] = data[offset : offset + len(target)]
 
-    def put(self, key: str, data: Buffer, *, crc64: int | None = None) -> None:
+    def put(self, key: str, data: Buffer, *, crc64: Checksum | None = None) -> None:
         """Write or replace."""
         self._check(key, data, crc64)
         with self._space.lock:
@@ -122,8 +122,8 @@ class MemoryStore:
         self._space.versions += 1
         self._space.objects[key] = _Object(bytes(data), self._space.versions, time.time())
 
-    def _check(self, key: str, data: Buffer, wanted: int | None) -> None:
-        if wanted is not None and crc64(data) != wanted:
+    def _check(self, key: str, data: Buffer, wanted: Checksum | None) -> None:
+        if wanted is not None and crc64(data) != (wanted if isinstance(wanted, int) else wanted.whole):
             raise TemporaryError(f"{self._uri}/{key}: the bytes changed on their way to storage; sending them again")
 
     def _info(self, key: str, found: _Object) -> ObjectInfo:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from samite.checkpoint.checksum import Buffer
+from samite.checkpoint.checksum import Buffer, Checksum
 from samite.checkpoint.store.base import ObjectInfo, StorageFullError, Store
 from samite.errors import TemporaryError
 
@@ -48,7 +48,7 @@ class RetryingStore:
         """Fill `target` from `offset`."""
         self._repeat(lambda: self._inner.read_into(key, offset, target))
 
-    def put(self, key: str, data: Buffer, *, crc64: int | None = None) -> None:
+    def put(self, key: str, data: Buffer, *, crc64: Checksum | None = None) -> None:
         """Write or replace."""
         self._repeat(lambda: self._inner.put(key, data, crc64=crc64))
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from samite.checkpoint.checksum import Buffer, combine_crc64, crc64, from_header, to_header
+from samite.checkpoint.checksum import Buffer, Checksum, Checksums, from_header, to_header
+from samite.checkpoint.checksum import crc64 as checksum_of
 from samite.checkpoint.store.base import MissingKeyError, ObjectInfo
 from samite.checkpoint.store.s3_errors import status_of, translate
 from samite.checkpoint.store.s3_parts import PartSender, Window
@@ -93,18 +94,19 @@ class S3Store:
                 raise TemporaryError(f"{self.uri}/{key}: the connection ended after {done} of {promised} bytes")
             raise self._too_short(key, offset, len(target), f"{done} bytes")
 
-    def put(self, key: str, data: Buffer, *, crc64: int | None = None) -> None:
-        """Write or replace."""
+    def put(self, key: str, data: Buffer, *, crc64: Checksum | None = None) -> None:
+        """Write or replace. `Checksums` are asked part by part, just before each is sent; a number only serves an object of one part."""
         view = memoryview(data).cast("B")
+        sums = crc64 if isinstance(crc64, Checksums) else Checksums(view)
         if len(view) > self._part_bytes:
-            self._put_parts(key, view)
+            self._put_parts(key, view, sums)
         else:
-            self._put_object(key, view, crc64)
+            self._put_object(key, view, crc64 if isinstance(crc64, int) else sums.whole)
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
         """Create once."""
         try:
-            self._put_object(key, memoryview(data), None, IfNoneMatch="*")
+            self._put_object(key, memoryview(data), checksum_of(data), IfNoneMatch="*")
         except _PreconditionError:
             try:
                 return self.get(key) == bytes(data)
@@ -116,7 +118,7 @@ class S3Store:
         """Replace if unchanged."""
         condition = {"IfNoneMatch": "*"} if expected_etag is None else {"IfMatch": expected_etag}
         try:
-            self._put_object(key, memoryview(data), None, **condition)
+            self._put_object(key, memoryview(data), checksum_of(data), **condition)
         except (_PreconditionError, MissingKeyError):
             return False
         return True
@@ -198,8 +200,7 @@ class S3Store:
         except self._client_error():
             return ""
 
-    def _put_object(self, key: str, view: memoryview, checksum: int | None, **condition: str) -> None:
-        wanted = crc64(view) if checksum is None else checksum
+    def _put_object(self, key: str, view: memoryview, wanted: int, **condition: str) -> None:
         with self._errors("s3:PutObject", key), self._carrying(body=view) as cargo:
             answer = self.client.put_object(
                 Bucket=self._bucket,
@@ -210,7 +211,7 @@ class S3Store:
             )
         self._compare(key, answer.get("ChecksumCRC64NVME"), wanted)
 
-    def _put_parts(self, key: str, view: memoryview) -> None:
+    def _put_parts(self, key: str, view: memoryview, sums: Checksums) -> None:
         """Equal parts except the last, as every imitation of S3 accepts them; the upload is aborted if anything fails."""
         part_bytes = self._part_size(len(view))
         starts = range(0, len(view), part_bytes)
@@ -218,28 +219,26 @@ class S3Store:
         with self._errors("s3:PutObject", key):
             upload = self.client.create_multipart_upload(**where, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT")["UploadId"]
 
-        def send(number: int) -> tuple["CompletedPartTypeDef", int, int]:
+        def send(number: int) -> "CompletedPartTypeDef":
             part = view[starts[number] : starts[number] + part_bytes]
-            checksum = crc64(part)
+            checksum = sums.of(starts[number], starts[number] + len(part))
             header = to_header(checksum)
             with self._errors("s3:PutObject", key), self._carrying(body=part) as cargo:
                 answer = self.client.upload_part(
                     **where, UploadId=upload, PartNumber=number + 1, Body=b"" if cargo else bytes(part), ChecksumCRC64NVME=header
                 )
             self._compare(key, answer.get("ChecksumCRC64NVME"), checksum)
-            return {"PartNumber": number + 1, "ETag": answer["ETag"], "ChecksumCRC64NVME": header}, checksum, len(part)
+            return {"PartNumber": number + 1, "ETag": answer["ETag"], "ChecksumCRC64NVME": header}
 
         try:
             sender = PartSender(self._window, send, lambda number: len(view[starts[number] : starts[number] + part_bytes]))
             sent = sender.send_all(len(starts))
-            total = 0
-            for _, checksum, length in sent:
-                total = combine_crc64(total, checksum, length)
+            total = sums.whole
             with self._errors("s3:PutObject", key):
                 answer = self.client.complete_multipart_upload(
                     **where,
                     UploadId=upload,
-                    MultipartUpload={"Parts": [part for part, _, _ in sent]},
+                    MultipartUpload={"Parts": sent},
                     ChecksumCRC64NVME=to_header(total),
                     ChecksumType="FULL_OBJECT",
                 )

@@ -62,7 +62,7 @@ class Window:
                     self._best_rate = rate
                     self.limit = min(self.limit + _GROWTH, self._most)
                 self._arrived_bytes, self._arrived, self._began_s = 0, 0, self._clock()
-            self._condition.notify_all()
+            self._condition.notify(max(1, self.limit - self._under_way))
 
     def slow_down(self) -> None:
         """Storage asked for less."""

@@ -1,14 +1,13 @@
 """Large bodies on the wire without a copy: botocore prepares, signs, retries and parses; between that, our own sender moves the bytes.
 
     client.put_object(Body=b"")  ─▶ endpoint, credentials, signature (UNSIGNED-PAYLOAD; the CRC64 header is signed) ─▶ before-send ─▶ Transport
-                                                                                            socket.sendall(view) / response.readinto(view)
+                                                                                            s3_wire.Connection: sendmsg(view) / recv_into(view)
 
 botocore's own path copies every body, reads it in pieces of 16 KiB and over plain http hashes it with SHA-256. Connections are kept and reused; where a
 proxy stands between, or the switch is off, botocore sends the bodies itself.
 """
 
 import contextlib
-import http.client
 import os
 import threading
 import urllib.request
@@ -18,14 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
+from samite.checkpoint.store.s3_wire import Connection
+
 if TYPE_CHECKING:
     import ssl
 
     from mypy_boto3_s3.client import S3Client
 
-_SLICE_BYTES = 1024 * 1024
-"""Sent by one call: the socket's time limit counts for each, so that a slow link is not taken for a silent one."""
-_CONNECT_S = 5.0
 _IDLE_CONNECTIONS = 64
 _DROPPED = frozenset({"expect", "content-length", "transfer-encoding", "host", "connection"})
 
@@ -67,7 +65,7 @@ class Transport:
         self._verify = verify
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._idle: dict[tuple[str, str], list[http.client.HTTPConnection]] = {}
+        self._idle: dict[tuple[str, str], list[Connection]] = {}
         self._context: ssl.SSLContext | None = None
         weakref.finalize(self, _close_all, self._idle)
         client.meta.events.register("before-send.s3", self._send)
@@ -90,6 +88,8 @@ class Transport:
         if cargo is None:
             return None
         parts = urlsplit(request.url)
+        path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        headers = [(name, _text(value)) for name, value in request.headers.items() if name.lower() not in _DROPPED]
         fresh = False
         while True:
             connection = None if fresh else self._take(parts.scheme, parts.netloc)
@@ -100,65 +100,25 @@ class Transport:
             except OSError as error:
                 raise EndpointConnectionError(endpoint_url=request.url, error=error) from error
             try:
-                status, headers, content = self._exchange(connection, request, parts, cargo)
+                reply = connection.exchange(request.method, path, headers, cargo.body, cargo.target)
             except TimeoutError as error:
-                connection.close()
                 raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
+            except (OSError, ValueError) as error:
                 if reused:  # the server had closed it while it was idle: not a fault yet
                     fresh = True
                     continue
                 raise ConnectionClosedError(endpoint_url=request.url, request=request, error=error) from error
+            cargo.received = reply.received
             self._give_back(parts.scheme, parts.netloc, connection)
-            return AWSResponse(request.url, status, cast("Any", headers), _Answer(content))
+            return AWSResponse(request.url, reply.status, cast("Any", reply.headers), _Answer(reply.content))
 
-    def _exchange(
-        self, connection: http.client.HTTPConnection, request: Any, parts: Any, cargo: Cargo
-    ) -> tuple[int, dict[str, str], bytes]:
-        path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        connection.putrequest(request.method, path, skip_accept_encoding=True)
-        for name, value in request.headers.items():
-            if name.lower() not in _DROPPED:
-                connection.putheader(name, value)
-        if request.method in {"PUT", "POST"}:
-            connection.putheader("Content-Length", str(len(cargo.body)))
-        connection.endheaders()
-        try:
-            for start in range(0, len(cargo.body), _SLICE_BYTES):
-                connection.sock.sendall(cargo.body[start : start + _SLICE_BYTES])
-        except TimeoutError:
-            raise
-        except OSError:
-            response = connection.getresponse()  # a server that refuses may answer before it has read everything, and hang up
-            content = response.read()
-            connection.close()
-            return response.status, dict(response.getheaders()), content
-        response = connection.getresponse()
-        headers = dict(response.getheaders())
-        cargo.received = 0
-        if cargo.target is not None and response.status in {200, 206}:
-            while cargo.received < len(cargo.target):
-                count = response.readinto(cargo.target[cargo.received :])
-                if not count:
-                    break
-                cargo.received += count
-            content = b""
-            if not response.isclosed():
-                connection.close()  # more came than was asked for; not read
-        else:
-            content = response.read()
-        if response.will_close:
-            connection.close()
-        return response.status, headers, content
-
-    def _take(self, scheme: str, host: str) -> http.client.HTTPConnection | None:
+    def _take(self, scheme: str, host: str) -> Connection | None:
         with self._lock:
             waiting = self._idle.get((scheme, host))
             return waiting.pop() if waiting else None
 
-    def _give_back(self, scheme: str, host: str, connection: http.client.HTTPConnection) -> None:
-        if connection.sock is None:
+    def _give_back(self, scheme: str, host: str, connection: Connection) -> None:
+        if not connection.open:
             return
         with self._lock:
             waiting = self._idle.setdefault((scheme, host), [])
@@ -167,17 +127,8 @@ class Transport:
                 return
         connection.close()
 
-    def _connect(self, scheme: str, host: str) -> http.client.HTTPConnection:
-        import socket
-
-        if scheme == "https":
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(host, timeout=_CONNECT_S, context=self._tls())
-        else:
-            connection = http.client.HTTPConnection(host, timeout=_CONNECT_S)
-        connection.connect()
-        connection.sock.settimeout(self._timeout_s)
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
+    def _connect(self, scheme: str, host: str) -> Connection:
+        return Connection(scheme, host, timeout_s=self._timeout_s, context=self._tls() if scheme == "https" else None)
 
     def _tls(self) -> "ssl.SSLContext":
         import ssl
@@ -194,7 +145,12 @@ class Transport:
             return self._context
 
 
-def _close_all(idle: dict[tuple[str, str], list[http.client.HTTPConnection]]) -> None:
+def _text(value: str | bytes) -> str:
+    """botocore's headers are either."""
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+def _close_all(idle: dict[tuple[str, str], list[Connection]]) -> None:
     """Close the connections of a transport that nobody uses any more."""
     for connections in idle.values():
         for connection in connections:
