@@ -114,6 +114,34 @@ def test_a_nan_rolls_back_and_leaves_the_data_window_out(tmp_path: Path, corpus:
 
 
 @pytest.mark.drill
+def test_a_gradient_that_swells_goes_back_before_the_spike_and_leaves_its_rows_out(tmp_path: Path, corpus: Path):
+    """Drill 16, second half: the steps of a spike are taken before it is known, and a checkpoint among them must not be resumed from."""
+    numeric = {"onSpike": "RollBack", "rollBackSteps": 3}
+    with LocalRun(tmp_path, spec_document("spiky", corpus, stages=1, steps=40, every=2, detection={"numeric": numeric})) as run:
+        run.submit().until_step(26)
+        run.chaos("spike", "--rank", "1", "--factor", "1000", "--times", "3")
+        run.until_phase("Succeeded", limit_s=RECOVERY_S)
+        status = run.status()
+        (failure,) = run.events("samite.failure.detected")
+        assert (failure["samite.failure.class"], failure["error.type"]) == ("numeric", "GradNormSpike")
+        (spike,) = run.events("samite.grad.norm.spike")
+        first, last = spike["samite.step.first"], spike["samite.step.index"]
+        assert last == first + 2
+        window = [(first - 1) * 8, last * 8]  # 1,024 tokens of rows of 128
+        assert (spike["samite.data.window"], status["skippedDataWindows"]) == (window, [window])
+        assert spike["samite.layer.block"] in failure["samite.message"]
+        (resumed,) = [e["samite.step.resumed"] for e in run.events("samite.training.started") if e["samite.step.resumed"]]
+        assert first - 5 <= resumed <= first - 4, "three steps before the last good one, or the checkpoint before that"
+        withdrawn = {event["samite.step.index"] for event in run.events("samite.checkpoint.quarantined")}
+        assert withdrawn, "one at least was taken between"
+        assert all(resumed < step <= last for step in withdrawn)
+        assert (run.step(), status["restarts"]) == (40, {"numeric": 1})
+        assert f"left out data rows {window[0]} to {window[1] - 1}" in run.samite("status", "spiky").stdout
+        run.samite("report", "spiky")
+        assert "24 data rows left out" in (run.folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.drill
 def test_a_slow_rank_is_reported_and_not_restarted_and_a_handover_survives_a_dead_supervisor(tmp_path: Path, corpus: Path):
     """Drills 6 and 29: one run, because neither disturbs the other."""
     detection = {"straggler": {"mode": "Report", "factor": 1.5, "steps": 5}}

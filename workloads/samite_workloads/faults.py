@@ -4,6 +4,7 @@ Nothing happens unless somebody asks: by a file `control/faults.json` in the run
 environment variable SAMITE_FAULTS of an attempt. Both hold `{"faults": [{"kind": "nan", "rank": 1, "step": 12}, ...]}`.
 
     nan        one gradient value of the rank becomes NaN in step `step`
+    spike      the rank's gradient is `factor` times what it was, in each of `times` steps from `step` on
     sleep      the rank sleeps `seconds` inside the step, as a blocked training function does
     slow       each of `times` steps from `step` on takes `factor` times as long
     exception  the rank raises InjectedFaultError
@@ -26,7 +27,7 @@ from pathlib import Path
 FAULTS_VARIABLE = "SAMITE_FAULTS"
 NEXT_STEP = -1
 """As `step`: the first step that the rank runs after it has read the fault."""
-KINDS = ("nan", "sleep", "slow", "exception", "oom", "kill", "stop")
+KINDS = ("nan", "spike", "sleep", "slow", "exception", "oom", "kill", "stop")
 
 
 class InjectedFaultError(RuntimeError):
@@ -97,6 +98,10 @@ class FaultPlan:
     def poisons_gradient(self, step: int) -> bool:
         """Whether the rank must write a NaN into its gradient in this step."""
         return any(self._claim(fault) for fault in self._due(step, kinds=("nan",)))
+
+    def swells_gradient(self, step: int) -> float:
+        """What the rank must multiply its gradient by in this step; 1 but for a fault."""
+        return next((fault.factor for fault in self._due(step, kinds=("spike",)) if self._claim(fault)), 1.0)
 
     def drag(self, step: int, busy_s: float) -> None:
         """Sleep so long that a step that worked for `busy_s` seconds takes `factor` times as long."""

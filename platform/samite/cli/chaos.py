@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
     group.command("kill-head")(kill_head)
     group.command("kill-driver")(kill_driver)
     group.command("kill-supervisor")(kill_supervisor)
-    for kind in ("nan", "exception", "sleep", "slow"):
+    for kind in ("nan", "spike", "exception", "sleep", "slow"):
         group.command(kind)(_fault_command(kind))
     app.add_typer(group)
 
@@ -68,6 +68,7 @@ def kill_supervisor(run: OptionalRun = "") -> None:
 def _fault_command(kind: str) -> Any:
     texts = {
         "nan": "Make one gradient value of a rank NaN: every rank must refuse the step, and the run rolls back.",
+        "spike": "Make a rank's gradient --factor times as large in --times steps: its norm leaves its band.",
         "exception": "Raise an exception inside a rank's step.",
         "sleep": "Block a rank inside its step, as a hung collective or file system does.",
         "slow": "Make a rank's steps take --factor times as long.",
@@ -79,7 +80,7 @@ def _fault_command(kind: str) -> Any:
         step: StepOption = -1,
         times: Annotated[int, typer.Option("--times", min=1, help="How many steps it strikes.")] = 1,
         seconds: Annotated[float, typer.Option("--seconds", min=0, help="For sleep: how long.")] = 600.0,
-        factor: Annotated[float, typer.Option("--factor", min=1, help="For slow: how much slower.")] = 2.0,
+        factor: Annotated[float, typer.Option("--factor", min=1, help="For slow and spike: how much slower, how much larger.")] = 2.0,
     ) -> None:
         _strike(run, kind, rank=rank, step=step, times=times, seconds=seconds, factor=factor)
 

@@ -48,7 +48,7 @@ def exit_code(phase: str) -> int:
 
 def lines(shown: Facts, *, wide: bool = False) -> list[str]:
     """The screen, without colour."""
-    found = [headline(shown), _stages(shown), *_nodes(shown), *_lost(shown), *_saved(shown), *_failure(shown)]
+    found = [headline(shown), _stages(shown), *_nodes(shown), *_lost(shown), *_saved(shown), *_left_out(shown), *_failure(shown)]
     if shown.status.get("message") and shown.status["phase"] != "Running":
         found.append(f"why      {shown.status.get('reason', '')}: {short(shown.status['message'])}")
     if shown.remark:
@@ -116,6 +116,11 @@ def _saved(shown: Facts) -> list[str]:
     healthy = next((c for c in shown.status.get("conditions", []) if c["type"] == "CheckpointHealthy"), None)
     note = f"   ({healthy['message']})" if healthy and healthy["status"] == "False" else ""
     return [f"saved    step {step} committed: {shown.status.get('lastCheckpoint', '')}{note}"]
+
+
+def _left_out(shown: Facts) -> list[str]:
+    windows = shown.status.get("skippedDataWindows") or []
+    return [f"left out data rows {', '.join(f'{first} to {end - 1}' for first, end in windows[-5:])}"] if windows else []
 
 
 def _failure(shown: Facts) -> list[str]:

@@ -147,12 +147,14 @@ class VerifyCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuarantineCheckpoints:
-    """Keep checkpoints of a stage from being chosen again, before a gate's roll-back to the beginning of that stage."""
+    """Keep checkpoints of a stage from being chosen again: a gate rolls back to its beginning, or bad numbers to before them."""
 
     stage_index: int
     attempts_up_to: int
     """Only checkpoints of attempts with this number or a lower one."""
     reason: str
+    after_step: int = -1
+    """Only checkpoints of later steps than this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

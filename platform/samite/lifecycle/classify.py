@@ -72,6 +72,7 @@ class Cause:
     traceback: str = ""
     step: int = -1
     data_window: tuple[int, int] | None = None
+    good_step: int = -1
     restartable: bool = True
     verdict: str = ""
     """`Hold` or `Fail` if an exit-code rule of the run says so."""
@@ -191,6 +192,7 @@ def _from_report(
         traceback=report.traceback,
         step=report.step,
         data_window=(int(window[0]), int(window[1])) if window else None,
+        good_step=report.good_step,
         restartable=restartable,
         consequence=consequence,
     )
@@ -278,5 +280,6 @@ def _with_ranks(cause: Cause, ranks: tuple[int, ...]) -> Cause:
         traceback=cause.traceback,
         step=cause.step,
         data_window=cause.data_window,
+        good_step=cause.good_step,
         consequence=cause.consequence,
     )

@@ -10,6 +10,8 @@ from samite.lifecycle.ranks import STEPPING
 from samite.lifecycle.status import Ettr, Progress, Status
 from samite.lifecycle.turn import Turn
 
+SHOWN_WINDOWS = 20
+"""Newest skipped data windows in the status."""
 _BEFORE_LOADED = ("", "starting", "loading")
 """Phases of a rank in which its counters are not those of the run yet."""
 
@@ -52,6 +54,7 @@ def status_of(turn: Turn) -> Status:
         last_checkpoint=memory.newest_commit,
         last_checkpoint_step=memory.newest_commit_step if memory.newest_commit_step >= 0 else None,
         recomputed_steps=memory.recomputed_steps,
+        skipped_data_windows=memory.skip_data_windows[-SHOWN_WINDOWS:],
     )
 
 

@@ -56,7 +56,7 @@ def gating(turn: Turn) -> None:
 
 def handing_over(turn: Turn) -> None:
     """Commit the hand-over; only what storage is seen to hold opens the next stage."""
-    memory, plan, index = turn.memory, turn.plan, turn.memory.stage_index
+    plan, index = turn.plan, turn.memory.stage_index
     document = handover_document(plan, index, turn.stage_memory)
     digest = content_hash(document)
     found = committed(turn.observed.handovers, index)
@@ -90,7 +90,10 @@ def handing_over(turn: Turn) -> None:
     turn.remember(
         stages=(*turn.memory.stages, following),
         stage_index=index + 1,
-        spent=for_new_stage(plan.restart, memory.spent),
+        spent=for_new_stage(plan.restart, turn.memory.spent),
+        roll_back=None,
+        # A cursor that begins anew counts its rows from zero: windows of the old numbering would leave out good rows.
+        skip_data_windows=() if "dataCursor" in reset(plan, index) else turn.memory.skip_data_windows,
     )
     announce_stage(turn)
     turn.goto(Phase.PROVISIONING, "NextStage", f"stage {following.name}")

@@ -55,10 +55,12 @@ def plan_from_run(run: "TrainingRun", *, uid: str) -> RunPlan:
 def _numeric(stage: "StageNumeric | None", run: "NumericSpec") -> NumericPolicy:
     """The run's answers, where the stage gives none of its own."""
     own = (None, None, None) if stage is None else (stage.on_nonfinite, stage.on_spike, stage.on_collapse)
+    steps = None if stage is None else stage.roll_back_steps
     return NumericPolicy(
         on_nonfinite=own[0] or run.on_nonfinite,
         spike_pauses=(own[1] or run.on_spike) == "Pause",
         collapse_pauses=(own[2] or run.on_collapse) == "Pause",
+        roll_back_steps=run.roll_back_steps if steps is None else steps,
     )
 
 

@@ -146,6 +146,7 @@ def record_of(
         step=cause.step if cause.step >= 0 else (live.last_step if live else -1),
         evidence=evidence[:16],
         data_window=cause.data_window,
+        good_step=cause.good_step,
         restartable=cause.restartable and not cause.verdict,
         verdict=cause.verdict,
         lost_nodes=lost_nodes,

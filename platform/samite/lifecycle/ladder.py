@@ -9,8 +9,11 @@ from samite.lifecycle import budgets
 from samite.lifecycle.memory import FailureRecord, Memory
 from samite.lifecycle.phases import FailureClass, Level
 from samite.lifecycle.plan import RunPlan
+from samite.lifecycle.rollback import covered
 
 HANGS_BEFORE_REGROUPING = 3
+SPIKES = frozenset({"LossSpike", "GradNormSpike"})
+"""Error types of a trainer that was told to end its attempt when the numbers leave their band."""
 UNCOUNTED = frozenset({FailureClass.USER, FailureClass.PREEMPTION})
 """Classes that are not the run's fault: they make no cycle without progress."""
 
@@ -23,6 +26,10 @@ class Restart:
     not_before_s: float
     evict: tuple[str, ...] = ()
     skip_window: tuple[int, int] | None = None
+    good_step: int = -1
+    """Go back to a checkpoint of this step or an older one; -1: to the newest."""
+    roll_back_steps: int = 0
+    """And at least so much older, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +50,9 @@ def next_step(plan: RunPlan, memory: Memory, failure: FailureRecord, *, now_s: f
         return _stop(plan, "NoRestart", f"{failure.message}; fix the cause, then `samite resume {plan.name}`")
     if failure_class is FailureClass.NUMERIC:
         answer = plan.stages[memory.stage_index].numeric.on_nonfinite
-        if answer != "RollBack":
+        if answer != "RollBack" and failure.error_type not in SPIKES:
             return Stop(outcome=answer, reason="Numeric", message=f"{failure.message}; numeric.onNonfinite is {answer}")
-        if failure.data_window is not None and failure.data_window in memory.skip_data_windows:
+        if failure.data_window is not None and covered(failure.data_window, memory.skip_data_windows):
             return Stop(
                 outcome="Hold",
                 reason="SameDataWindow",
@@ -87,6 +94,8 @@ def next_step(plan: RunPlan, memory: Memory, failure: FailureRecord, *, now_s: f
         else max(now_s + wait_s, budgets.refills_at_s(policy, memory.spent, failure_class, now_s)),
         evict=_evict(plan, failure, repeated) if level > Level.L1_WORKER_GROUP else (),
         skip_window=failure.data_window if failure_class is FailureClass.NUMERIC else None,
+        good_step=failure.good_step if failure_class is FailureClass.NUMERIC else -1,
+        roll_back_steps=plan.stages[memory.stage_index].numeric.roll_back_steps,
     )
 
 

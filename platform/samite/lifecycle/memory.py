@@ -1,7 +1,6 @@
 """What the lifecycle remembers between two turns. The engine stores it, atomically, *before* it applies the actions that came with it.
 
-Everything here is small and bounded, whatever the number of ranks. A crash after storing and before applying is harmless: the next turn sees from
-the memory what was wanted, from the observation what is, and gives the missing actions again.
+Small and bounded, whatever the number of ranks. A crash between storing and applying is harmless: the next turn gives the missing actions again.
 """
 
 import json
@@ -12,6 +11,7 @@ from samite.lifecycle.codec import from_document, to_document
 from samite.lifecycle.evidence import Evidence
 from samite.lifecycle.ledger import Ledger
 from samite.lifecycle.phases import FailureClass, Level, Phase
+from samite.lifecycle.rollback import RollBack
 
 HISTORY = 20
 """Failures and recoveries kept."""
@@ -119,6 +119,7 @@ class FailureRecord:
     step: int = -1
     evidence: tuple[Evidence, ...] = ()
     data_window: tuple[int, int] | None = None
+    good_step: int = -1
     restartable: bool = True
     """False for exit code 93 and rules that say so."""
     verdict: str = ""
@@ -242,8 +243,7 @@ class Memory:
     now_s: float = 0.0
     """Time of the last turn. Time never goes back for a run: an earlier `now_s` counts as this one."""
     watched_s: float = 0.0
-    """Time during which somebody was looking: a gap between two turns counts for at most a minute. Limits are measured on it, so that neither a
-    crashed engine nor a jumping clock makes anything late."""
+    """Time during which somebody was looking: a gap between two turns counts for at most a minute. Limits are measured on it, not on clocks."""
     observed_at_s: float = -1.0
     attempt: int = 0
     generation: int = 0
@@ -271,6 +271,7 @@ class Memory:
     recovery: RecoveryMemory | None = None
     recoveries: tuple[RecoveryRecord, ...] = ()
     skip_data_windows: tuple[tuple[int, int], ...] = ()
+    roll_back: RollBack | None = None
     blame: tuple[BlameMemory, ...] = ()
     approvals: tuple[str, ...] = ()
     handled_requests: tuple[str, ...] = ()
@@ -279,9 +280,8 @@ class Memory:
     decay_acknowledged_stage: int = -1
     """A person let this stage go on although its decay underflows; `collapse_accepted_stage`: although a router collapsed."""
     decay_paused_step: int = -1
-    """Step of the event that paused the run last: the same event pauses once, however long it is observed."""
+    """Step of the event that paused the run last: the same event pauses once; `alarm_paused_step`: of the last spike or collapse that did."""
     alarm_paused_step: int = -1
-    """The same of the spike or collapse that paused the run last."""
     collapse_accepted_stage: int = -1
     preempted: tuple[tuple[str, float], ...] = ()
     """(node, when its preemption notice was first seen), newest last."""

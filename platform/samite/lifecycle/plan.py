@@ -23,7 +23,9 @@ class NumericPolicy:
     on_nonfinite: str = "RollBack"
     """RollBack | Hold | Fail"""
     spike_pauses: bool = False
-    """Hold at the next checkpoint when loss or gradient norm leave their band."""
+    """Hold at the next checkpoint when loss or gradient norm leave their band. (A roll-back after a spike is the trainer's failure report.)"""
+    roll_back_steps: int = 0
+    """A roll-back's checkpoint is at least so many steps older than the first bad step, if there is one."""
     collapse_pauses: bool = False
     """The same when a router collapses."""
 

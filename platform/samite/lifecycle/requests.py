@@ -56,6 +56,7 @@ def fresh_trust(memory: Memory) -> dict[str, object]:
         "failures": (),
         "pause": None,
         "recovery": None,
+        "roll_back": None,
     }
 
 

@@ -12,6 +12,7 @@ from samite.lifecycle.ladder import UNCOUNTED, Restart, Stop, next_step
 from samite.lifecycle.memory import HISTORY, FailureRecord, RecoveryMemory
 from samite.lifecycle.observed import ENDED
 from samite.lifecycle.phases import FailureClass, Level, Phase
+from samite.lifecycle.rollback import RollBack
 from samite.lifecycle.signatures import WITNESSES
 from samite.lifecycle.trust import strike
 from samite.lifecycle.turn import Turn
@@ -145,7 +146,17 @@ def _restart(
     )
     if step.skip_window is not None and step.skip_window not in memory.skip_data_windows:
         turn.remember(skip_data_windows=(*memory.skip_data_windows, step.skip_window))
-        turn.emit("samite.numeric.window.skipped", data_window=list(step.skip_window), step_index=record.step)
+        turn.emit("samite.numeric.window.skipped", data_window=list(step.skip_window), step_index=record.step, message=record.message)
+    if step.good_step >= 0:
+        turn.remember(
+            roll_back=RollBack(
+                stage_index=memory.stage_index,
+                good_step=step.good_step,
+                wanted_step=max(0, step.good_step - step.roll_back_steps),
+                attempts_up_to=memory.attempt,
+                reason=record.message[:300],
+            )
+        )
     recovery = RecoveryMemory(
         failure=record,
         level=step.level,

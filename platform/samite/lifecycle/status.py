@@ -107,6 +107,8 @@ class Status:
     last_checkpoint: str = ""
     last_checkpoint_step: int | None = None
     recomputed_steps: int = 0
+    skipped_data_windows: tuple[tuple[int, int], ...] = ()
+    """Half-open ranges of global data rows that are left out: after a roll-back, or because a person said so."""
 
     def condition(self, name: str) -> Condition:
         """The condition of type `name`."""

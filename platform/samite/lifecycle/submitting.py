@@ -3,8 +3,9 @@
 from samite.lifecycle import blame, budgets
 from samite.lifecycle.actions import QuarantineCheckpoints, Submit
 from samite.lifecycle.memory import AttemptMemory
-from samite.lifecycle.observed import JobStatus
+from samite.lifecycle.observed import CheckpointsObserved, JobStatus
 from samite.lifecycle.phases import Phase
+from samite.lifecycle.rollback import last_step_to_keep, withdrawn
 from samite.lifecycle.turn import Turn, live_of
 
 
@@ -93,6 +94,8 @@ def _resume(turn: Turn) -> str | None:
         )
         turn.wait_for(f"{len(withdrawn)} checkpoints of stage {turn.stage.name} to be withdrawn")
         return None
+    if not _rolled_back(turn, listing):
+        return None
     if memory.stage_index and not any(item.stage_index == memory.stage_index for item in listing.recent):
         before = memory.stages[memory.stage_index - 1]
         if before.final_checkpoint in listing.quarantined:
@@ -115,6 +118,25 @@ def _resume(turn: Turn) -> str | None:
         f"see `samite checkpoints ls {turn.plan.name}`; starting again from nothing is not done without being asked",
     )
     return None
+
+
+def _rolled_back(turn: Turn, listing: CheckpointsObserved) -> bool:
+    """Whether no checkpoint from after bad numbers can be resumed from any more. False while they are withdrawn, or held."""
+    back = turn.memory.roll_back
+    if back is None or back.stage_index != turn.memory.stage_index or not listing.recent:
+        return True
+    keep = last_step_to_keep(back, listing.recent)
+    if keep is None:
+        hint = f"see `samite checkpoints ls {turn.plan.name}`; `samite resume {turn.plan.name}` goes on from the newest all the same"
+        _hold(turn, "NoCheckpoint", f"every checkpoint that is left was taken after step {back.good_step}, the last good one: {hint}")
+        return False
+    late = withdrawn(back, listing.recent, after_step=keep)
+    if not late:
+        return True
+    reason = f"rolled back to step {keep}: {back.reason}"
+    turn.act(QuarantineCheckpoints(stage_index=back.stage_index, attempts_up_to=back.attempts_up_to, reason=reason, after_step=keep))
+    turn.wait_for(f"{len(late)} checkpoints from after step {keep} to be withdrawn")
+    return False
 
 
 def _hold(turn: Turn, reason: str, message: str) -> None:

@@ -124,7 +124,12 @@ def _failure_classes(run: RunData) -> str:
     counts: dict[str, int] = {}
     for recovery in run.recoveries:
         counts[recovery.failure_class] = counts.get(recovery.failure_class, 0) + 1
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    windows = run.status.get("skippedDataWindows")
+    if not isinstance(windows, list) or not windows:
+        return found
+    rows = sum(int(window[1]) - int(window[0]) for window in windows)
+    return "; ".join([*([found] if found else []), f"{figures.grouped(rows)} data rows left out"])
 
 
 def _lost(run: RunData) -> str:

@@ -161,7 +161,9 @@ class FailureReport(_JsonFile):
     traceback: str = ""
     time_unix_s: float = 0.0
     data_window: tuple[int, int] | None = None
-    """Global sequence rows of the step that failed, for a numeric roll-back."""
+    """Global sequence rows of the steps that failed, for a numeric roll-back."""
+    good_step: int = -1
+    """Last step before the numbers went wrong: no later checkpoint is resumed from. -1: nothing is known of that."""
     restartable: bool = True
     """False: no restart can help (a bad spec, a missing hand-over, refused permissions); the driver ends with exit code 93."""
 

@@ -48,16 +48,21 @@ class StragglerSpec(SpecModel):
 
 OnNonfinite = Literal["RollBack", "Hold", "Fail"]
 OnAlarm = Literal["Observe", "Pause"]
+OnSpike = Literal["Observe", "Pause", "RollBack"]
 
 
 class NumericSpec(SpecModel):
     """When the numbers of the training go wrong."""
 
     on_nonfinite: OnNonfinite = "RollBack"
-    """After a non-finite loss or gradient. RollBack: go back to the newest verified checkpoint and leave out the rows of the bad step. Hold: wait
+    """After a non-finite loss or gradient. RollBack: go back to a verified checkpoint and leave out the rows of the bad step. Hold: wait
     for a person. Fail: end the run. Default RollBack."""
-    on_spike: OnAlarm = "Observe"
-    """When loss or gradient norm leave their band. Observe: the event alone. Pause: hold at the next checkpoint. Default Observe: most spikes pass."""
+    on_spike: OnSpike = "Observe"
+    """When loss or gradient norm leave their band. Observe: the event alone. Pause: hold at the next checkpoint. RollBack: go back to a checkpoint
+    from before the spike and leave out the rows of its steps; each counts against restart.budgets.numeric. Default Observe: most spikes pass."""
+    roll_back_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """How many steps before the first bad one a roll-back's checkpoint must be at least; the oldest one left is taken where none is that old.
+    Unit: steps. Default 0: the newest checkpoint before the first bad step."""
     on_collapse: OnAlarm = "Observe"
     """When the router of a layer sends most tokens to few experts. Observe: the event alone. Pause: hold at the next checkpoint. Default Observe."""
     grad_norm_mads: PositiveFloat = 6.0
@@ -69,8 +74,10 @@ class StageNumeric(SpecModel):
 
     on_nonfinite: OnNonfinite | None = None
     """As detection.numeric.onNonfinite, for this stage. Default: as there."""
-    on_spike: OnAlarm | None = None
+    on_spike: OnSpike | None = None
     """As detection.numeric.onSpike, for this stage: Pause where a spike is no accident any more, such as an anneal. Default: as there."""
+    roll_back_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """As detection.numeric.rollBackSteps, for this stage. Unit: steps. Default: as there."""
     on_collapse: OnAlarm | None = None
     """As detection.numeric.onCollapse, for this stage. Default: as there."""
 

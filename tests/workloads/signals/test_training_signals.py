@@ -13,7 +13,7 @@ from samite_workloads.signals import SignalRecorder, StepMeasure
 from samite_workloads.signals.memory import memory_points
 from samite_workloads.signals.reduction import FusedReduction
 from samite_workloads.signals.schedule import SampleSchedule
-from samite_workloads.signals.spikes import SpikeDetector
+from samite_workloads.signals.spikes import Bands, SpikeDetector
 from samite_workloads.signals.stragglers import StragglerRule
 
 
@@ -71,8 +71,24 @@ def test_a_loss_spike_and_a_gradient_spike_are_events_with_their_data_window(tel
         ("samite.loss.spike", 38),
         ("samite.grad.norm.spike", 38),
     ]
-    assert events[0].attributes["samite.data.window"] == [304, 312]
+    assert events[0].attributes["samite.data.window"] == [288, 312], "of all steps outside"
+    assert events[0].attributes["samite.step.first"] == 36
     assert events[0].attributes["samite.deviation"] > 6
+
+
+def test_a_spike_names_its_steps_their_rows_and_the_layer_that_grew_most_and_every_rank_says_the_same():
+    def spiky(step: int) -> StepMeasure:
+        outside = step >= 30
+        layers = {"0": 0.5 * (2.0 if outside else 1.0), "1": 0.1 * (40.0 if outside else 1.0), "head": 3.0}
+        return measure(step, grad_norms={"global": 50.0 if outside else 3.1}, grad_norms_by_layer=layers)
+
+    ranks = [Bands(), Bands()]
+    found = [[excursion for step in range(40) for excursion in bands.update(spiky(step))] for bands in ranks]
+    assert found[0] == found[1]
+    (spike,) = found[0]
+    assert (spike.kind, spike.first_step, spike.step, spike.rows, spike.layer) == ("GradNormSpike", 30, 32, (240, 264), "1")
+    assert spike.layer_growth == pytest.approx(40.0)
+    assert spike.message == ("steps 30 to 32: gradient norm 50 where 3.1 is usual; layer 1 grew most, 40 times; data rows 240 to 264")
 
 
 def feed(detector: SpikeDetector, values: list[float]) -> list[int]:

@@ -26,7 +26,9 @@ def test_a_gradient_that_is_not_finite_on_one_rank_stops_all_ranks_before_the_up
     assert {tuple(r.data_window) for r in reports} == {(12, 18)}  # 6 rows a step
     assert sorted(losses(attempt.run_folder)) == [1, 2]
     assert result_of(attempt).failure["failure_class"] == "numeric"
-    assert [e["attributes"]["samite.step.index"] for e in events_of(attempt, "samite.numeric.nonfinite")] == [3]
+    (event,) = events_of(attempt, "samite.numeric.nonfinite")
+    assert (event["attributes"]["samite.step.index"], event["attributes"]["samite.layer.block"]) == (3, "embed_tokens")
+    assert {(r.good_step, "layer embed_tokens" in r.message) for r in reports} == {(2, True)}
 
     again = new_attempt(ranks=2, skip_data_windows=((12, 18),))
     assert run_attempt(again) == [0, 0]

@@ -18,6 +18,7 @@ from samite_workloads.heartbeat import HeartbeatFile, stacks_on_signal
 from samite_workloads.parallel.clip import clip_coefficient, squared_norms
 from samite_workloads.parallel.group import Rendezvous, interface_of
 from samite_workloads.train.failures import failure_class, is_permanent, report_of
+from samite_workloads.train.groups import layer_of
 from samite_workloads.train.numeric import NonFiniteError
 from samite_workloads.train.outcome import WORKER_GROUP, incarnations_begun, this_incarnation
 from samite_workloads.train.ranks import address_towards, plain_facts
@@ -209,6 +210,19 @@ def test_norms_are_summed_by_family_and_show_what_is_not_finite():
     sums = squared_norms(gradients, [0, 0, 1], num_families=3, is_first_rank=True)
     assert sums.tolist() == [29.0, math.inf, 0.0]
     assert squared_norms(gradients, [0, 0, 1], num_families=3, is_first_rank=False).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_norms_are_summed_by_layer_behind_the_families_and_show_where_they_are_not_finite():
+    gradients = [torch.tensor([3.0, 4.0]), torch.tensor([2.0]), torch.tensor([float("nan")])]
+    sums = squared_norms(gradients, [0, 0, 0], num_families=1, is_first_rank=True, layers=[1, 0, 2], num_layers=3)
+    assert math.isnan(sums[0])
+    assert sums[1:3].tolist() == [4.0, 25.0]
+    assert math.isnan(sums[3])
+
+
+def test_a_layer_is_named_by_its_number_in_the_decoder_or_the_tower():
+    names = ("layers.3.self_attn.q_proj.weight", "vision_tower.blocks.1.wo.weight", "lm_head.weight", "mm_projector.proj_0.weight")
+    assert [layer_of(name) for name in names] == ["3", "vision 1", "lm_head", "mm_projector"]
 
 
 def test_clipping_scales_down_and_never_up():

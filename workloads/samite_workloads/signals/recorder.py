@@ -17,7 +17,7 @@ from samite_workloads.signals.decay import DecaySignals
 from samite_workloads.signals.decay_rule import DecayAlarm, DecayRule
 from samite_workloads.signals.memory import pressure
 from samite_workloads.signals.router import Collapse, CollapseRule, RouterSignals
-from samite_workloads.signals.spikes import SpikeDetector
+from samite_workloads.signals.spikes import Bands, Excursion
 from samite_workloads.signals.step import StepMeasure
 from samite_workloads.signals.stragglers import Straggler, StragglerRule
 
@@ -42,28 +42,26 @@ class SignalRecorder:
         self._decay_rule = decay_rule or DecayRule()
         self._collapse_rule = collapse_rule or CollapseRule()
         self._straggler_rule = straggler_rule or StragglerRule()
-        self._loss = SpikeDetector()
-        self._grad_norm = SpikeDetector(limit=grad_norm_mads)
+        self._bands = Bands(grad_norm_mads=grad_norm_mads)
         self._tight = False
         # A counter that begins with its first event shows no increase: a NaN would never raise an alert.
         kinds = ("loss", "gradient")
         self._pending: list[Point] = [Point("samite.numeric.nonfinites", 0, {"samite.tensor.kind": kind}) for kind in kinds]
 
-    def step(self, measure: StepMeasure, *, extra: Sequence[Point] = ()) -> None:
-        """Write the metrics of a finished step, with the samples that were taken in it, and look for spikes."""
+    def step(self, measure: StepMeasure, *, extra: Sequence[Point] = ()) -> list[Excursion]:
+        """Write the metrics of a finished step, with the samples that were taken in it. Returns the curves that left their band, each an event too."""
         points, self._pending = [*measure.points(), *extra, *self._pending], []
         self._telemetry.record_step(measure.step, points)
-        norm = measure.grad_norms.get("global")
-        for name, detector, value in (("samite.loss.spike", self._loss, measure.loss), ("samite.grad.norm.spike", self._grad_norm, norm)):
-            spike = None if value is None else detector.update(value)
-            if spike is not None:
-                self._telemetry.event(name, **spike.attributes(), step_index=measure.step, data_window=measure.data_window)
+        excursions = self._bands.update(measure)
+        for excursion in excursions:
+            self._telemetry.event(excursion.name, **excursion.attributes())
         tight = pressure(extra)
         if tight is not None and not self._tight:
             self._telemetry.event(
                 "samite.memory.pressure", rank=0, memory_bytes=tight[0], memory_limit_bytes=tight[1], step_index=measure.step
             )
         self._tight = tight is not None if extra else self._tight
+        return excursions
 
     def decay(self, step: int, signals: Sequence[DecaySignals]) -> list[DecayAlarm]:
         """Take a sample of the decay signals; they are written with the step. Returns the alarms that fired, each as an event too."""

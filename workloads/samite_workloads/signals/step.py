@@ -21,6 +21,8 @@ class StepMeasure:
     """By `samite.loss.kind`: text, vision. NaN for a modality without supervised tokens in this step."""
     grad_norms: Mapping[str, float] = field(default_factory=dict)
     """By `samite.param.group`; `global` is the whole norm, before clipping."""
+    grad_norms_by_layer: Mapping[str, float] = field(default_factory=dict)
+    """By layer; evidence of a spike, no metric."""
     clipped: bool | None = None
     learning_rate: float | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from samite.errors import SamiteError, SpecError, TemporaryError, UsageError, WaitTimeoutError
 from samite.spec.attempt import FailureReport
-from samite_workloads.train.numeric import NonFiniteError
+from samite_workloads.train.numeric import NonFiniteError, SpikeError
 from samite_workloads.train.reports import PEER_LOST
 
 _LOST_PEER_WORDS = (
@@ -27,6 +27,7 @@ _LOST_PEER_WORDS = (
     "remote process exited",
     "gloo",
 )
+_NUMERIC = (NonFiniteError, SpikeError)
 _HOST_OOM_WORDS = ("can't allocate memory", "cannot allocate memory", "out of memory", "std::bad_alloc")
 
 
@@ -41,7 +42,7 @@ def is_permanent(error: BaseException) -> bool:
 
 def failure_class(error: BaseException) -> str:
     """One of the classes of `FailureReport`."""
-    if isinstance(error, NonFiniteError):
+    if isinstance(error, _NUMERIC):
         return "numeric"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _says(error, _HOST_OOM_WORDS):
         return "oom"
@@ -62,7 +63,7 @@ def report_of(error: BaseException, *, rank: int, node: str, incarnation: int, s
     lost = is_lost_peer(error)
     return FailureReport(
         failure_class=failure_class(error),
-        error_type=PEER_LOST if lost else type(error).__name__,
+        error_type=PEER_LOST if lost else _type(error),
         message=_message(error)[:4000],
         rank=rank,
         node=node,
@@ -70,9 +71,14 @@ def report_of(error: BaseException, *, rank: int, node: str, incarnation: int, s
         step=step,
         traceback="".join(traceback.format_exception(error))[-16_000:],
         time_unix_s=time.time(),
-        data_window=error.rows if isinstance(error, NonFiniteError) else None,
+        data_window=error.rows if isinstance(error, _NUMERIC) else None,
+        good_step=error.good_step if isinstance(error, _NUMERIC) else -1,
         restartable=not is_permanent(error),
     )
+
+
+def _type(error: BaseException) -> str:
+    return error.kind if isinstance(error, SpikeError) else type(error).__name__
 
 
 def _message(error: BaseException) -> str:

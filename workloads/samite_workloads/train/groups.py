@@ -29,6 +29,10 @@ class ParameterGroups:
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     families: tuple[int, ...]
+    layer_names: tuple[str, ...]
+    """As `layer_of` names them, each once."""
+    layers: tuple[int, ...]
+    """Like `families`, of `layer_names`."""
     matrices: tuple[Matrix, ...]
     vectors: tuple[Vector, ...]
 
@@ -43,8 +47,12 @@ def group_parameters(named: Iterable[tuple[str, nn.Parameter]], config: ModelCon
             matrices.append(Matrix(name=name, parameter=parameter, block_rows=block_rows, parts=parts))
         else:
             vectors.append(Vector(name=name, parameter=parameter, decay=name.endswith(_DECAYED_BY_ADAMW) or is_matrix(name, parameter)))
+    layers = [layer_of(name) for name, _ in trainable]
+    layer_names = tuple(dict.fromkeys(layers))
     return ParameterGroups(
         names=tuple(name for name, _ in trainable),
+        layer_names=layer_names,
+        layers=tuple(layer_names.index(layer) for layer in layers),
         parameters=tuple(parameter for _, parameter in trainable),
         families=tuple(FAMILIES.index(family_of(name)) for name, _ in trainable),
         matrices=tuple(matrices),
@@ -72,6 +80,15 @@ def blocks_of(name: str, parameter: nn.Parameter, config: ModelConfig) -> tuple[
     if leaf == "wqkv":
         return config.vision_head_dim, (config.vision_head_dim,)
     return parameter.shape[0], (parameter.shape[0],)
+
+
+def layer_of(name: str) -> str:
+    """Where in the model a parameter is: "3" of the decoder, "vision 1" of the tower, else its first word ("lm_head")."""
+    words = name.split(".")
+    numbered = next((index for index, word in enumerate(words) if word.isdigit()), None)
+    if numbered is None:
+        return words[0]
+    return words[numbered] if words[0] == "layers" else f"{words[0].removesuffix('_tower')} {words[numbered]}"
 
 
 def family_of(name: str) -> str:

@@ -69,8 +69,17 @@ class Learner:
             self.parameters.families,
             num_families=len(FAMILIES),
             is_first_rank=self._groups.world.rank() == 0,
+            layers=self.parameters.layers,
+            num_layers=len(self.parameters.layer_names),
         )
-        return Verdict(loss_sums, squares, supervised=supervised, max_norm=self._clip_norm, group=self._groups.world)
+        return Verdict(
+            loss_sums,
+            squares,
+            supervised=supervised,
+            max_norm=self._clip_norm,
+            group=self._groups.world,
+            layer_names=self.parameters.layer_names,
+        )
 
     def update(self, verdict: Verdict, *, learning_rate: float) -> BalanceReport:
         """The optimizer step and the router balancing from the step's loads; neither changes a bit if the verdict refuses the step."""
@@ -84,6 +93,12 @@ class Learner:
             if parameter.grad is not None and local(parameter.grad).numel():
                 local(parameter.grad).view(-1)[0] = float("nan")
                 return
+
+    def swell(self, factor: float) -> None:
+        """Multiply this rank's gradient; for drills. Nothing is touched for 1."""
+        for parameter in self.parameters.parameters if factor != 1.0 else ():
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(factor)
 
 
 def count_supervised(batches: Sequence[PackedBatch]) -> tuple[int, ...]:

@@ -104,6 +104,7 @@ def run_steps(parts: Parts) -> bool:
             losses = learner.forward_backward(batches, supervised=agreed.supervised, sample=sampled)
             if session.faults.poisons_gradient(step):
                 learner.poison()
+            learner.swell(session.faults.swells_gradient(step))
             session.faults.drag(step, time.monotonic() - agreed_s)
             judged_s = time.monotonic()
             verdict = learner.judge(losses, supervised=agreed.supervised)

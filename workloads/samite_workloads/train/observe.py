@@ -18,10 +18,11 @@ from samite_workloads.signals.memory import memory_points
 from samite_workloads.signals.reduction import FusedReduction
 from samite_workloads.signals.router import router_signals
 from samite_workloads.signals.schedule import SampleSchedule
+from samite_workloads.signals.spikes import Bands
 from samite_workloads.signals.stragglers import StragglerRule
 from samite_workloads.train.groups import FAMILIES
 from samite_workloads.train.learner import Learner
-from samite_workloads.train.numeric import NonFiniteError, StepNumbers, Verdict
+from samite_workloads.train.numeric import NonFiniteError, SpikeError, StepNumbers, Verdict
 from samite_workloads.train.plan import TrainPlan
 from samite_workloads.train.rank_log import say, step_line
 from samite_workloads.train.session import Session
@@ -63,6 +64,8 @@ class Observer:
         self._untold: tuple[StepRecord, Verdict | None] | None = None
         self._numbers: StepNumbers | None = None
         self.recomputed_steps = 0
+        # The reduced numbers are the same on all ranks, so all of them end a spike's attempt together.
+        self._bands = Bands(grad_norm_mads=plan.grad_norm_mads) if plan.rolls_back_on_spike and not session.is_first else None
         self._recorder = (
             SignalRecorder(
                 session.telemetry,
@@ -134,9 +137,16 @@ class Observer:
             self._session.telemetry.record("samite.numeric.nonfinites", len(self._numbers.nonfinite), {"samite.tensor.kind": kind})
             where = ", ".join(self._numbers.nonfinite)
             self._session.telemetry.event(
-                "samite.numeric.nonfinite", tensor_kind=kind, tensor_name=where, step_index=step, data_window=list(rows)
+                "samite.numeric.nonfinite",
+                tensor_kind=kind,
+                tensor_name=where,
+                layer_block=named_layers(self._numbers.nonfinite_layers),
+                step_index=step,
+                data_window=list(rows),
             )
-        raise NonFiniteError(step, self._numbers.nonfinite, rows)
+        layers = named_layers(self._numbers.nonfinite_layers)
+        where_all = (*self._numbers.nonfinite, *([f"layer {layers}"] if layers else []))
+        raise NonFiniteError(step, where_all, rows)
 
     def _sample(self, record: StepRecord, samples: ModelSamples, balance: BalanceReport) -> None:
         reduction = FusedReduction()
@@ -161,10 +171,20 @@ class Observer:
         memory = memory_points(self._session.groups.device) if record.sampled else []
         numbers = None if verdict is None else verdict.read()
         say(step_line(record, numbers, of_stage=self._plan.stage.num_steps))
+        excursions = []
         if self._recorder is not None:
-            self._recorder.step(measure_of(record, numbers), extra=memory)
+            excursions = self._recorder.step(measure_of(record, numbers), extra=memory)
         elif memory:
             self._session.telemetry.record_step(record.step, memory)
+        if self._bands is not None:
+            excursions = self._bands.update(measure_of(record, numbers))
+        if excursions and self._plan.rolls_back_on_spike:
+            raise SpikeError(excursions[0])
+
+
+def named_layers(layers: Sequence[str]) -> str:
+    """The first few by name, the others by number: a loss that is not finite makes every layer's gradient so."""
+    return ", ".join(layers[:4]) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
 
 
 def measure_of(record: StepRecord, numbers: StepNumbers | None) -> StepMeasure:
@@ -178,6 +198,7 @@ def measure_of(record: StepRecord, numbers: StepNumbers | None) -> StepMeasure:
         grad_norms={}
         if numbers is None
         else {"global": numbers.grad_norm, **dict(zip(FAMILIES, numbers.grad_norm_by_family, strict=True))},
+        grad_norms_by_layer={} if numbers is None else numbers.grad_norm_by_layer,
         clipped=None if numbers is None else numbers.clipped,
         learning_rate=record.learning_rate,
         tokens={"text": record.step_tokens - record.padded - captions, "image": captions},

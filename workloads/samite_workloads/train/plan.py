@@ -85,6 +85,8 @@ class TrainPlan:
     straggler_factor: float
     straggler_steps: int
     grad_norm_mads: float
+    rolls_back_on_spike: bool
+    """Whether a loss or gradient norm that leaves its band ends the attempt, for a roll-back."""
 
 
 def plan_of(attempt: AttemptSpec) -> TrainPlan:
@@ -127,7 +129,14 @@ def plan_of(attempt: AttemptSpec) -> TrainPlan:
         straggler_factor=detection.get("straggler", {}).get("factor", 1.5),
         straggler_steps=detection.get("straggler", {}).get("steps", 20),
         grad_norm_mads=detection.get("numeric", {}).get("gradNormMads", 6.0),
+        rolls_back_on_spike=_on_spike(detection, spec["stages"][stage.index]) == "RollBack",
     )
+
+
+def _on_spike(detection: Mapping[str, Any], stage: Mapping[str, Any]) -> str:
+    """The stage's answer, else the run's."""
+    own = (stage.get("numeric") or {}).get("onSpike")
+    return str(own or detection.get("numeric", {}).get("onSpike", "Observe"))
 
 
 def _model(spec: Mapping[str, Any]) -> ModelConfig:

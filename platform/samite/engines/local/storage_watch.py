@@ -111,7 +111,7 @@ class StorageWatch:
 
     def quarantine(self, action: QuarantineCheckpoints) -> None:
         """Withdraw the checkpoints of a stage."""
-        self._want(f"quarantine:{action.stage_index}:{action.attempts_up_to}", lambda: self._quarantine(action))
+        self._want(f"quarantine:{action.stage_index}:{action.attempts_up_to}:{action.after_step}", lambda: self._quarantine(action))
 
     def _want(self, key: str, work: Callable[[], None]) -> None:
         with self._lock:
@@ -194,7 +194,8 @@ class StorageWatch:
 
     def _quarantine(self, action: QuarantineCheckpoints) -> None:
         for entry in self._catalog.list():
-            if entry.usable and stage_of(entry) == action.stage_index and entry.epoch <= action.attempts_up_to:
+            concerned = stage_of(entry) == action.stage_index and entry.epoch <= action.attempts_up_to and entry.step > action.after_step
+            if entry.usable and concerned:
                 self._set_aside(entry, action.reason)
 
 

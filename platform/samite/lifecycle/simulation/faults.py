@@ -73,6 +73,11 @@ def poison(world: Trainer, window: tuple[int, int]) -> None:
     world.poisoned.add(window)
 
 
+def spike(world: Trainer, window: tuple[int, int]) -> None:
+    """The data rows of this window make the loss leave its band, each time; the steps before its last one are taken."""
+    world.spiking.add(window)
+
+
 def announce_preemption(world: Trainer, number: int) -> None:
     """A worker node gets a notice that it will be taken away."""
     for cluster in world.clusters.values():

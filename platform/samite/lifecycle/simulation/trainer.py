@@ -2,6 +2,7 @@
 
 from samite.lifecycle.actions import Submit
 from samite.lifecycle.observed import HandoverFound, JobStatus
+from samite.lifecycle.rollback import covered
 from samite.lifecycle.simulation.things import LIVE, BrokenPromiseError, SimCheckpoint, SimCluster, SimJob, SimNode, SimRank
 from samite.spec.attempt import AttemptResult, FailureReport
 
@@ -33,6 +34,8 @@ class Trainer:
         self.dashboard_silent_until = 0.0
         self.storage_silent_until = 0.0
         self.poisoned: set[tuple[int, int]] = set()
+        self.spiking: set[tuple[int, int]] = set()
+        """Rows that make the loss leave its band, each time; the trainer says so after the last of them."""
         self.raising_at: dict[int, str] = {}
         """Steps at which rank 0 raises an exception, once each; value is the failure class."""
         self.always_raising = ""
@@ -124,17 +127,30 @@ class Trainer:
         if window in self.poisoned and window not in job.submit.skip_data_windows:
             self._raise(job, "numeric", "loss is nan", window)
             return True
+        for first, end in self.spiking:
+            if job.step + 1 == end and not covered((first, end), job.submit.skip_data_windows):
+                self._raise(job, "numeric", "loss 9 where 2 is usual", (first, end), error_type="LossSpike", good_step=first)
+                return True
         failure_class = self.raising_at.pop(job.step, "") or (self.always_raising if job.step % 5 == 3 else "")
         if failure_class:
             self._raise(job, failure_class, {"oom": "CUDA out of memory", "application": "boom"}.get(failure_class, "failed"), None)
             return True
         return False
 
-    def _raise(self, job: SimJob, failure_class: str, message: str, window: tuple[int, int] | None) -> None:
+    def _raise(
+        self,
+        job: SimJob,
+        failure_class: str,
+        message: str,
+        window: tuple[int, int] | None,
+        *,
+        error_type: str = "RuntimeError",
+        good_step: int = -1,
+    ) -> None:
         job.reports.append(
             FailureReport(
                 failure_class=failure_class,
-                error_type="RuntimeError",
+                error_type=error_type,
                 message=message,
                 rank=0,
                 node=job.ranks[0].node,
@@ -142,6 +158,7 @@ class Trainer:
                 step=job.step,
                 traceback=f"Traceback: {message}",
                 data_window=window,
+                good_step=good_step,
                 time_unix_s=self.now,
             )
         )

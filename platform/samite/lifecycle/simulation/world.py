@@ -175,6 +175,7 @@ class World(Trainer):
             if (
                 item.stage_index == action.stage_index
                 and item.attempt <= action.attempts_up_to
+                and item.step > action.after_step
                 and item.checkpoint_id not in self.quarantined
             ):
                 self.quarantined.append(item.checkpoint_id)
