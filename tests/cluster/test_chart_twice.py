@@ -39,7 +39,7 @@ def helm(server: Kubectl, tmp_path: Path) -> Iterator[Helm]:
     for release, namespace in (("samite", "a"), ("samite", "b"), ("wide", "c"), ("samite", "c")):
         found("uninstall", release, f"--namespace={namespace}", "--no-hooks", "--ignore-not-found")
     # What outlives a release belongs to it still, and would be in the next one's way.
-    server("delete", "crds", *(f"{plural}.samite.dev" for plural in DEFINITIONS), "--ignore-not-found")
+    server("delete", "crds", *(f"{plural}.samite.dev" for plural in DEFINITIONS), "--ignore-not-found", limit_s=180)
     for namespace in ("a", "b", "c"):
         server.within(namespace)("delete", "secrets", "--all")
 
