@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from samite.spec.attempt import Heartbeat
+from samite.spec.beacon import Beacon
 
 _MEDIAN_OVER_STEPS = 21
 
@@ -21,10 +22,13 @@ _MEDIAN_OVER_STEPS = 21
 class HeartbeatFile:
     """Writes `heartbeats/rank-<r>.json`. Owned by the training thread; one write costs about 0.1 ms and never blocks on a disk flush."""
 
-    def __init__(self, folder: Path, *, rank: int, node: str, pid: int, submission_id: str, incarnation: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, rank: int, node: str, pid: int, submission_id: str, incarnation: int = 0, beacon: Beacon | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"rank-{rank}.json"
         self._identity = {"rank": rank, "node": node, "pid": pid, "submission_id": submission_id}
+        self._beacon = beacon
         self.incarnation = incarnation
         self._durations_s: deque[float] = deque(maxlen=_MEDIAN_OVER_STEPS)
         self._compute_s: deque[float] = deque(maxlen=_MEDIAN_OVER_STEPS)
@@ -68,6 +72,8 @@ class HeartbeatFile:
             compute_s=statistics.median(self._compute_s) if self._compute_s else 0.0,
         )
         beat.write(self._path)
+        if self._beacon is not None:
+            self._beacon.send(step=beat.step, compute_s=beat.compute_s)
 
     def _tokens_per_s(self) -> float:
         if len(self._rates) < 2:

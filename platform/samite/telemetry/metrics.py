@@ -2,9 +2,10 @@
 
 Naming rules (OpenTelemetry semantic conventions): no unit and no `total` in a name; `1` only for ratios, other numbers without a dimension
 carry a brace unit; counters of countable things are plural; a present count ends in `.count`. Ranks, steps, attempts and checkpoint ids are
-never metric attributes: they would make one series each. A test checks all of it.
+never metric attributes: they would make one series each (but for the five of `agent_metrics.py`). A test checks all of it.
 """
 
+from samite.telemetry.agent_metrics import AGENT_METRICS
 from samite.telemetry.instruments import Instrument, Metric
 
 _COUNTER, _COUNT, _GAUGE, _HISTOGRAM = Instrument.COUNTER, Instrument.UP_DOWN_COUNTER, Instrument.GAUGE, Instrument.HISTOGRAM
@@ -258,4 +259,5 @@ ALL_METRICS: tuple[Metric, ...] = (
     *CHECKPOINT_METRICS,
     *RUN_METRICS,
     *OPERATOR_METRICS,
+    *AGENT_METRICS,
 )

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Sequence
 
+from samite.telemetry.agent_metrics import NODE_METRICS, RANK_METRICS
 from samite.telemetry.attributes import EVENT_ATTRIBUTES, METRIC_ATTRIBUTES, RESOURCE_ATTRIBUTES, STAGE_ATTRIBUTES
 from samite.telemetry.event_names import ALL_EVENTS
 from samite.telemetry.instruments import Attribute
@@ -23,6 +24,8 @@ _SECTIONS = (
     ("Checkpoints", CHECKPOINT_METRICS),
     ("Run", RUN_METRICS),
     ("Operator", OPERATOR_METRICS),
+    ("Node agent: of the node", NODE_METRICS),
+    ("Node agent: once per rank", RANK_METRICS),
 )
 
 _HEAD = """# Signals
@@ -52,8 +55,8 @@ counter in `_total`.
 
 ## To Prometheus and Grafana
 
-Trainer and local supervisor send OTLP; the operator sends OTLP and also answers at `/metrics`. A Prometheus that receives OTLP itself
-(`--web.enable-otlp-receiver`) or a collector in between must turn the resource into labels, because boards and alerts ask for them:
+Trainer and local supervisor send OTLP; the operator and the node agents (docs/node-agent.md) send OTLP and also answer at `/metrics`. A Prometheus that
+receives OTLP itself (`--web.enable-otlp-receiver`) or a collector in between must turn the resource into labels, because boards and alerts ask for them:
 
 ```yaml
 otlp:  # in prometheus.yml; a collector's Prometheus exporter says resource_to_telemetry_conversion: {enabled: true}

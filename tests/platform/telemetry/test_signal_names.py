@@ -5,6 +5,7 @@ import re
 import pytest
 
 from samite.telemetry import names
+from samite.telemetry.agent_metrics import RANK_METRICS
 from samite.telemetry.attributes import ALL_ATTRIBUTES, METRIC_ATTRIBUTES, RESOURCE_ATTRIBUTES
 from samite.telemetry.event_names import ALL_EVENTS
 from samite.telemetry.instruments import Instrument, Severity
@@ -12,7 +13,7 @@ from samite.telemetry.metrics import ALL_METRICS
 
 NAME = re.compile(r"^[a-z][a-z0-9]*(_[a-z0-9]+)*(\.[a-z][a-z0-9]*(_[a-z0-9]+)*)+$")
 UNITS_IN_NAMES = {"seconds", "second", "s", "ms", "bytes", "byte", "by", "total", "percent", "ratio"}
-FOREIGN_ROOTS = {"error", "service", "process", "k8s", "hw", "gen_ai"}
+FOREIGN_ROOTS = {"error", "service", "process", "system", "k8s", "hw", "gen_ai"}
 
 
 @pytest.mark.parametrize("name", [*names.METRICS, *names.EVENTS, *names.ATTRIBUTES])
@@ -73,8 +74,13 @@ def test_a_metric_stays_within_its_number_of_series(entry: names.Metric):
 
 
 def test_no_step_rank_attempt_or_checkpoint_id_is_a_metric_attribute():
-    keys = {key for entry in ALL_METRICS for key in entry.attributes}
+    keys = {key for entry in ALL_METRICS if entry not in RANK_METRICS for key in entry.attributes}
     assert not keys & {"samite.step.index", "samite.rank", "samite.attempt.number", "samite.attempt.submission", "samite.checkpoint.id"}
+
+
+def test_at_most_five_families_exist_once_per_rank_and_the_node_agent_tells_them_all():
+    assert len(RANK_METRICS) <= 5
+    assert {(entry.source, entry.attributes) for entry in RANK_METRICS} == {("agent", ("samite.rank",))}
 
 
 @pytest.mark.parametrize("entry", ALL_EVENTS, ids=lambda entry: entry.name)

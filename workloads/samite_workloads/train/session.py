@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from samite.spec.attempt import AttemptSpec, Heartbeat, write_atomically
+from samite.spec.beacon import Beacon
 from samite.telemetry.setup import Telemetry, setup_telemetry
 from samite_workloads import faults
 from samite_workloads.heartbeat import HeartbeatFile, stacks_on_signal
@@ -61,6 +62,7 @@ def open_session(attempt: AttemptSpec, plan: TrainPlan, facts: RankFacts) -> Ite
         node=facts.node,
         pid=os.getpid(),
         submission_id=attempt.submission_id,
+        beacon=Beacon.from_environment(run=plan.run_name, uid=attempt.run_uid, rank=facts.rank),
         incarnation=this_incarnation(attempt),  # nobody leaves a mark before all have met, so every rank counts the same
     )
     heartbeat.enter("starting")

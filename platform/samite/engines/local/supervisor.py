@@ -18,6 +18,7 @@ from typing import Any
 from samite.checkpoint import Store, StoreOptions, open_store
 from samite.checkpoint.retention import KeepPolicy
 from samite.engines.local import signals
+from samite.engines.local.agent_process import AgentProcess
 from samite.engines.local.apply import Applier
 from samite.engines.local.attempt_spans import AttemptSpans
 from samite.engines.local.folder import RunFolder
@@ -57,6 +58,8 @@ class Supervisor:
             gpus_per_node=max(stage.gpus_per_worker for stage in spec.stages),
             extra_environment=host_environment(self._run),
         )
+        endpoint = spec.telemetry.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
+        self._agent = AgentProcess(folder, run=self._run.name, uid=self._uid, endpoint=endpoint)
         self._telemetry = setup_telemetry(
             service="samite-supervisor",
             instance="supervisor",
@@ -64,7 +67,7 @@ class Supervisor:
             uid=self._uid,
             metrics_path=folder.path / "metrics" / "supervisor.jsonl",
             events_path=folder.events_file,
-            otlp_endpoint=spec.telemetry.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
+            otlp_endpoint=endpoint,
         )
         self._storage = StorageWatch(store, keep=keep, tell=self._telemetry.event)
         self._ray = RayWatch(self._nodes)
@@ -96,6 +99,7 @@ class Supervisor:
             while not self._stopping:
                 began_s = time.monotonic()
                 self._beat()
+                self._agent.ensure()
                 decision = self._turn(memory)
                 memory = decision.memory
                 if decision.settled:
@@ -103,6 +107,7 @@ class Supervisor:
                     return
                 time.sleep(max(0.0, PERIOD_S - (time.monotonic() - began_s)))
         finally:
+            self._agent.stop()
             self._applier.close()
             self._ray.stop()
             self._storage.stop()
