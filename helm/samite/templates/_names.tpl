@@ -11,6 +11,8 @@
 {{/* RoleBinding of the operator in each namespace that it serves. */}}
 {{- define "samite.binding" -}}{{ include "samite.operator" . }}-in-namespace{{- end -}}
 
+{{- define "samite.agent" -}}{{ include "samite.name" . }}-agent{{- end -}}
+
 {{- define "samite.labels" -}}
 app.kubernetes.io/name: samite
 app.kubernetes.io/instance: {{ .Release.Name }}
