@@ -5,6 +5,9 @@ Each manager opens a session before it restores: it creates `fence/<epoch>-<seq>
     a commit of session S counts  <=>  no fence after S exists, or the first fence after S inherits it
 
 So what a later session saw when it began stays, and whatever an older session commits afterwards never counts, however long its request was delayed.
+
+An opener may itself be held up between its listing and its fence, while an older session commits or a newer one begins. So it looks again when its fence
+stands, and withdraws it and begins anew if anything has changed: nobody has committed under it yet, and once a fence stands no older session can.
 """
 
 import json
@@ -62,6 +65,7 @@ def open_session(store: Store, *, run_uid: str, epoch: int, nonce: str) -> Fence
 
     Raises FencedError if a session of a newer epoch exists, ConflictError if the checkpoints belong to another run.
     """
+    seq = -1
     for _ in range(_MOST_TRIES):
         fences = read_fences(store)
         for fence in fences:
@@ -73,10 +77,12 @@ def open_session(store: Store, *, run_uid: str, epoch: int, nonce: str) -> Fence
         newest = _newest_session(store)
         if newest is not None and newest.epoch > epoch:
             raise FencedError(f"{store.uri}: attempt {newest.epoch} has begun, so attempt {epoch} must not write any more")
-        seq = newest.seq + 1 if newest is not None and newest.epoch == epoch else 0
+        seq = max(seq, newest.seq if newest is not None and newest.epoch == epoch else -1) + 1
         fence = Fence(session=SessionId(epoch, seq), nonce=nonce, run_uid=run_uid, inherits=frozenset(_committed(store)))
         if store.put_if_absent(fence.session.key(), fence.to_bytes()):
-            return fence
+            if _newest_session(store) == fence.session and fence.inherits == frozenset(_committed(store)):
+                return fence
+            store.delete([fence.session.key()])
     raise SamiteError(f"{store.uri}/{FENCES}: {_MOST_TRIES} other sessions began first; something starts writers in a loop")
 
 

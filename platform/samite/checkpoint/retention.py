@@ -68,12 +68,13 @@ def retention_plan(
     newest_verified = next((entry for entry in usable if entry.state is State.VERIFIED), usable[0] if usable else None)
     if newest_verified is not None:
         kept[newest_verified.checkpoint_id] = "the newest verified"
+    newest_session = max((entry.manifest.session for entry in usable if entry.manifest is not None), default=None)
     verdicts = []
     for entry in entries:
         if entry.checkpoint_id in kept and entry.state is not State.DELETING:
             verdicts.append(Verdict(entry=entry, delete=False, reason=kept[entry.checkpoint_id]))
         else:
-            verdicts.append(_verdict(entry, policy, newest_epoch, now_unix_s))
+            verdicts.append(_verdict(entry, policy, newest_epoch, newest_session, now_unix_s))
     return verdicts
 
 
@@ -115,13 +116,15 @@ def delete_checkpoint(store: Store, checkpoint_id: str) -> None:
     store.delete([tombstone])
 
 
-def _verdict(entry: Entry, policy: KeepPolicy, newest_epoch: int, now_unix_s: float) -> Verdict:
+def _verdict(entry: Entry, policy: KeepPolicy, newest_epoch: int, newest_session: SessionId | None, now_unix_s: float) -> Verdict:
     if entry.state is State.DELETING:
         return Verdict(entry=entry, delete=True, reason="its deletion was begun")
     if entry.usable:
         return Verdict(entry=entry, delete=True, reason="older than what is kept")
     if entry.state is State.FENCED:
-        return Verdict(entry=entry, delete=True, reason="a late commit of an old attempt; it does not count")
+        settled = entry.manifest is not None and newest_session is not None and newest_session > entry.manifest.session
+        reason = "a late commit of an old attempt; it does not count"  # unless the fence is withdrawn, before anybody commits under it
+        return Verdict(entry=entry, delete=settled, reason=reason if settled else f"{reason}, and goes once a newer attempt has committed")
     if entry.state is State.QUARANTINED:
         return Verdict(
             entry=entry, delete=not policy.quarantined, reason="quarantined" if policy.quarantined else "quarantined, and asked to go"

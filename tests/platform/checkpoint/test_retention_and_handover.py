@@ -63,10 +63,11 @@ def test_a_rolled_back_attempts_older_steps_count_as_newest():
     assert deleted(entry(100, epoch=1), entry(200, epoch=1), entry(120, epoch=2), last=1, newest_epoch=2) == [100, 200]
 
 
-def test_quarantined_ones_stay_unless_asked_for_and_zombies_go():
+def test_quarantined_ones_stay_unless_asked_for_and_zombies_go_once_a_newer_attempt_has_committed():
     entries = entry(10), entry(20, State.QUARANTINED), entry(30, State.FENCED), entry(40, State.DAMAGED)
-    assert deleted(*entries) == [30]
-    assert deleted(*entries, quarantined=False) == [20, 30]
+    assert deleted(*entries) == []
+    assert deleted(*entries, entry(11, epoch=2)) == [30]
+    assert deleted(*entries, entry(11, epoch=2), quarantined=False) == [20, 30]
 
 
 def test_unfinished_writes_go_when_a_newer_attempt_has_begun_or_after_a_long_silence():
