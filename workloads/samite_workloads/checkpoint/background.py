@@ -6,7 +6,10 @@
 Every job ends by its deadline with a commit or a failure, whatever storage does; nothing here raises into training.
 """
 
+import contextlib
+import os
 import queue
+import sys
 import threading
 import time
 from functools import partial
@@ -26,6 +29,9 @@ from samite_workloads.checkpoint.writer import write_rank
 
 _GRACE_S = 5.0
 """Other ranks wait this much longer than the coordinator, so that its reason reaches them."""
+
+_NICE = 10
+"""How far the upload stands back behind training where both want a processor."""
 
 
 class BackgroundSaver:
@@ -63,9 +69,14 @@ class BackgroundSaver:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _upload_loop(self) -> None:
+        _yield_to_training()
         while (job := self._uploads.get()) is not None:
             began_s = time.monotonic()
             try:
+                skipped = None if job.agree is None else job.agree()
+                if skipped is not None:
+                    self._ledger.fail(job, skipped.error)
+                    continue
                 write_rank(
                     RetryingStore(self._store, job.upload_deadline_s, on_retry=partial(self._note_retry, job)),
                     job.checkpoint_id,
@@ -176,6 +187,13 @@ class BackgroundSaver:
     def _note_retry(self, job: SaveJob, error: TemporaryError) -> None:
         job.retries += 1
         self._ledger.last_error = str(error)
+
+
+def _yield_to_training() -> None:
+    """This thread, and those it starts, get a processor when training leaves one. Linux alone has priorities of threads; elsewhere nothing changes."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _some(ranks: list[int]) -> str:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from samite.checkpoint.commit import CommitRequest
@@ -30,6 +31,8 @@ class SaveJob:
     deadline_s: float
     snapshot_s: float
     stall_s: float
+    agree: Callable[[], SaveFailure | None] | None = None
+    """Waits for the other ranks' answers, where training did not: a failure if not all of them save. Raises if they cannot mean the same save."""
     upload_s: float = 0.0
     uploaded_at_s: float = 0.0
     retries: int = 0

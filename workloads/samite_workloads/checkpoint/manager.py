@@ -8,13 +8,15 @@
     for failure in manager.take_failures(): ...             # training goes on; the previous checkpoint is as it was
     manager.wait(timeout_s=600)                             # before the end of a stage; raises if the last saves failed
 
-Every rank calls the same methods in the same order. All collectives are a few bytes on a gloo group of its own; commits use none.
+Every rank calls the same methods in the same order. Collectives are a few bytes on a gloo group of its own; commits use none, and training waits for none.
 """
 
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -31,6 +33,7 @@ from samite.errors import SamiteError, UsageError, WaitTimeoutError
 from samite_workloads.checkpoint.agreement import peers
 from samite_workloads.checkpoint.background import BackgroundSaver
 from samite_workloads.checkpoint.jobs import Ledger, SaveJob
+from samite_workloads.checkpoint.plan_cache import PlanCache
 from samite_workloads.checkpoint.restore import restore
 from samite_workloads.checkpoint.results import (
     CheckpointOptions,
@@ -42,7 +45,7 @@ from samite_workloads.checkpoint.results import (
     SaveFailure,
 )
 from samite_workloads.checkpoint.shards import local_shards
-from samite_workloads.checkpoint.snapshot import Prepared, agreement, prepare, readiness, take_snapshot
+from samite_workloads.checkpoint.snapshot import Prepared, Readiness, agreement, prepare, readiness, take_snapshot
 from samite_workloads.checkpoint.staging import Buffer, BufferPool
 
 _LOOK_S = 0.5
@@ -74,9 +77,11 @@ class CheckpointManager:
         self._peers = peers(group, rank, world_size)
         self._session, self._nonce = self._open_session(epoch)
         self._pool = BufferPool(self._options.buffers)
+        self._plans = PlanCache(rank=rank, world_size=world_size, object_bytes=self._options.object_bytes)
         self._ledger = Ledger()
         self._background = BackgroundSaver(self._store, rank, self._pool, self._ledger, self._options)
         self._saves = 0
+        self._agreed = False
 
     @property
     def store(self) -> Store:
@@ -87,6 +92,10 @@ class CheckpointManager:
     def session(self) -> SessionId:
         """This manager's writer session."""
         return self._session
+
+    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Plan saves of `tensors` and have their memory, in the background: then the first save stalls little longer than the next. Not collective."""
+        self._make_room(prepare(0, tensors, None, rank=self._rank, cache=self._plans))
 
     def save(
         self,
@@ -100,28 +109,38 @@ class CheckpointManager:
         """Snapshot `tensors` and write them in the background; on return the caller may change them.
 
         `extra` is JSON, the same on every rank. `final` marks the last checkpoint of a stage. With `asynchronous=False` it returns after the commit
-        and raises SaveFailedError if there is none. Raises UnsupportedTensorError or ValueError on all ranks if any rank's state cannot be written; a slow or broken
-        storage never raises here, see `take_failures`.
+        and raises SaveFailedError if there is none. Raises SamiteError on all ranks if any rank's state cannot be written; where the state keeps the
+        structure of the save before, ranks whose own part is fine do not wait for the others' word and are told as a failure. A slow or broken storage
+        never raises here, see `take_failures`.
         """
         began_s = time.monotonic()
-        prepared = prepare(step, tensors, extra, rank=self._rank, world_size=self._world_size, object_bytes=self._options.object_bytes)
+        prepared = prepare(step, tensors, extra, rank=self._rank, cache=self._plans)
         buffer = None if prepared.problem else self._pool.take(self._options.stall_s)
         self._saves += 1
+        self._agreed &= prepared.unchanged
+        ready = readiness(prepared, buffer_free=buffer is not None)
+        skipped: SaveFailure | None = None
+        job: SaveJob | None
         try:
-            answers = self._peers.gather(readiness(prepared, buffer_free=buffer is not None))
-            skipped = agreement(answers, self._options, self._ledger.last_error)
-            job = None if skipped or buffer is None else self._job(prepared, buffer, began_s, final=final)
+            if buffer is not None and self._agreed and asynchronous:
+                job = self._job(prepared, buffer, began_s, final=final, ready=ready)
+            else:
+                skipped = self._agree(self._peers.begin_gather(ready.to_bytes()), began_s + self._options.deadline_s)
+                self._agreed |= skipped is None
+                job = None if skipped or buffer is None else self._job(prepared, buffer, began_s, final=final)
         except BaseException:
-            self._give_back(buffer)
+            self._pool.give_back(buffer)
             raise
         if job is None:
-            self._give_back(buffer)
+            self._pool.give_back(buffer)
             assert skipped is not None
             if not asynchronous:
                 raise SaveFailedError(skipped.reason)
             self._ledger.skip(skipped)
             return
         self._background.submit(job)
+        if not prepared.unchanged:
+            self._make_room(prepared)
         if not asynchronous:
             while not job.done.wait(_LOOK_S):
                 self._ledger.pending()
@@ -225,7 +244,14 @@ class CheckpointManager:
             raise answer
         return answer
 
-    def _job(self, prepared: Prepared, buffer: Buffer, began_s: float, *, final: bool) -> SaveJob:
+    def _make_room(self, prepared: Prepared) -> None:
+        self._pool.prepare(prepared.plan.staging_bytes, pinned=any(shard.data.is_cuda for shard in prepared.shards))
+
+    def _agree(self, answers: Callable[[float], list[bytes]], deadline_s: float) -> SaveFailure | None:
+        return agreement(answers(deadline_s - time.monotonic()), self._options, self._ledger.last_error)
+
+    def _job(self, prepared: Prepared, buffer: Buffer, began_s: float, *, final: bool, ready: Readiness | None = None) -> SaveJob:
+        """Take the snapshot. With `ready` the ranks agree after it, and the upload waits for that: training does not, nor do uploads disturb its copies."""
         attempt = hashlib.blake2b(f"{self._nonce}:{self._saves}".encode(), digest_size=4).hexdigest()
         checkpoint_id = str(CheckpointId(step=prepared.step, epoch=self._session.epoch, attempt=attempt))
         snapshot_began_s = time.monotonic()
@@ -237,7 +263,12 @@ class CheckpointManager:
                 announce_failure(self._store, checkpoint_id, self._rank, reason)
             else:
                 announce_abort(self._store, checkpoint_id, reason)
+            if ready is not None:
+                self._peers.begin_gather(replace(ready, problem=f"rank {self._rank}: {reason}").to_bytes())
             raise
+        agree = None
+        if ready is not None:
+            agree = partial(self._agree, self._peers.begin_gather(ready.to_bytes()), began_s + self._options.deadline_s)
         now_s = time.monotonic()
         return SaveJob(
             request=CommitRequest(
@@ -258,11 +289,8 @@ class CheckpointManager:
             deadline_s=began_s + self._options.deadline_s,
             snapshot_s=now_s - snapshot_began_s,
             stall_s=now_s - began_s,
+            agree=agree,
         )
-
-    def _give_back(self, buffer: Buffer | None) -> None:
-        if buffer is not None:
-            self._pool.give_back(buffer)
 
     def _raise_failures(self) -> None:
         failures = self.take_failures()

@@ -50,7 +50,7 @@ class WritePlan:
 
 def write_plan(shards: Sequence[LocalShard], *, object_bytes: int) -> WritePlan:
     """Lay out `shards` into objects of at most `object_bytes`."""
-    aliases = _aliases(shards)
+    aliases = aliases_of(shards)
     skipped = {shard for shard, _ in aliases}
     chunks: list[PlannedChunk] = []
     objects = [0]
@@ -81,7 +81,7 @@ def own_ranges(num_bytes: int, *, replica: int, num_replicas: int, ordinal: int)
     return [(borders[piece], borders[piece + 1])]
 
 
-def _aliases(shards: Sequence[LocalShard]) -> list[tuple[int, int]]:
+def aliases_of(shards: Sequence[LocalShard]) -> list[tuple[int, int]]:
     """Shards that are one piece of memory under several names (tied weights)."""
     seen: dict[tuple[object, ...], int] = {}
     aliases = []

@@ -1,9 +1,12 @@
 """Staging buffers: preallocated host memory that holds a snapshot while it is uploaded and training goes on.
 
-Two of them by default: one uploads while the other takes the next snapshot. They are touched once when made, because page faults are what makes a
-fresh buffer four times slower, and pinned where a GPU copies into them. Nothing is allocated during a save once the layout is known.
+Two of them by default: one uploads while the other takes the next snapshot. Fresh memory is what makes a first copy many times slower than the next, so
+it is asked for in huge pages and touched before it is needed: in a thread once sizes are known (`BufferPool.prepare`), at the latest when a save needs it.
+Pinned where a GPU copies into it. Nothing is allocated during a save once the layout is known.
 """
 
+import contextlib
+import mmap
 import threading
 import time
 from collections.abc import Sequence
@@ -12,6 +15,9 @@ import torch
 
 from samite_workloads.checkpoint.plan import WritePlan
 from samite_workloads.checkpoint.shards import LocalShard, as_bytes, raw
+
+_HUGE_PAGE_BYTES = 2 * 1024 * 1024
+_TOUCHED_BYTES = 32 * 1024 * 1024
 
 
 class Buffer:
@@ -23,7 +29,7 @@ class Buffer:
 
     def fill(self, plan: WritePlan, shards: Sequence[LocalShard]) -> None:
         """Copy this rank's chunks in, bit for bit, laid out as `plan` says. On return the caller may change its tensors."""
-        self._reserve(plan.staging_bytes, pinned=any(shard.data.is_cuda for shard in shards))
+        self.reserve(plan.staging_bytes, pinned=any(shard.data.is_cuda for shard in shards))
         starts = plan.object_starts
         on_gpu = False
         with torch.no_grad():
@@ -40,11 +46,13 @@ class Buffer:
         if on_gpu:
             torch.cuda.current_stream().synchronize()
 
-    def _reserve(self, num_bytes: int, *, pinned: bool) -> None:
-        if self._tensor.numel() < num_bytes or (pinned and not self._tensor.is_pinned()):
-            self.view = memoryview(b"")
-            self._tensor = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned)
-            self.view = as_bytes(self._tensor)
+    def reserve(self, num_bytes: int, *, pinned: bool) -> None:
+        """Have at least `num_bytes` of memory that is there, not only promised."""
+        if self._tensor.numel() >= num_bytes and (not pinned or self._tensor.is_pinned()):
+            return
+        self.view = memoryview(b"")
+        self._tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) if pinned else _mapped(num_bytes)
+        self.view = as_bytes(self._tensor)
 
 
 class BufferPool:
@@ -65,11 +73,45 @@ class BufferPool:
                 self._condition.wait(rest_s)
             return self._free.pop()
 
-    def give_back(self, buffer: Buffer) -> None:
-        """Make `buffer` free again."""
+    def prepare(self, num_bytes: int, *, pinned: bool) -> threading.Thread:
+        """Have memory of `num_bytes` in every free buffer, in a thread. A save that comes meanwhile takes a buffer that is not being prepared, or waits."""
+
+        def work() -> None:
+            with self._condition:
+                waiting = list(self._free)
+            for buffer in waiting:
+                with self._condition:
+                    if buffer not in self._free:
+                        continue  # a save has it, and reserves what it needs
+                    self._free.remove(buffer)
+                try:
+                    buffer.reserve(num_bytes, pinned=pinned)
+                finally:
+                    self.give_back(buffer)
+
+        thread = threading.Thread(target=work, name="samite-staging", daemon=True)
+        thread.start()
+        return thread
+
+    def give_back(self, buffer: Buffer | None) -> None:
+        """Make `buffer` free again, if there is one."""
+        if buffer is None:
+            return
         with self._condition:
             self._free.append(buffer)
             self._condition.notify()
+
+
+def _mapped(num_bytes: int) -> torch.Tensor:
+    """Private memory in huge pages where the kernel has them, every page of it touched: with the interpreter free, as torch writes the zeros."""
+    memory = mmap.mmap(-1, max(1, -(-num_bytes // _HUGE_PAGE_BYTES)) * _HUGE_PAGE_BYTES)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    for start in range(0, num_bytes, _TOUCHED_BYTES):
+        whole[start : start + _TOUCHED_BYTES].zero_()
+    return whole[:num_bytes]
 
 
 def witness_bytes(shard: LocalShard) -> memoryview:

@@ -58,7 +58,11 @@ class Saver:
         self.manager.close(5.0 if error is None else 0.5)
 
     def restore(self, checkpoint_id: str, tensors: Mapping[str, torch.Tensor]) -> Restored | None:
-        """Load a checkpoint into `tensors`; None only if nothing was ever committed. An id yields to a newer one of this same attempt."""
+        """Load a checkpoint into `tensors`; None only if nothing was ever committed. An id yields to a newer one of this same attempt.
+
+        The memory for their saves is made ready meanwhile and afterwards, so that the first save stalls like any other.
+        """
+        self.manager.prepare(tensors)
         return self.manager.restore(checkpoint_id, tensors, own_first=True)
 
     def began_from(self, checkpoint_id: str, step: int) -> None:
