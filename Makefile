@@ -80,6 +80,11 @@ bench-gpu:
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
+# What signals cost of a step: on CPU here, on one GPU with BENCH="--device cuda".
+.PHONY: bench-signals
+bench-signals: setup
+	@$(BIN)/python benchmarks/signals.py $(BENCH)
+
 # The chart's README, from the comments of its values.
 .PHONY: helm-docs
 helm-docs: setup
