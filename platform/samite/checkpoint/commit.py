@@ -21,7 +21,7 @@ from typing import Any
 from samite.checkpoint.checksum import crc64
 from samite.checkpoint.coverage import coverage_problems, replica_problems
 from samite.checkpoint.directory import Directory
-from samite.checkpoint.fence import FencedError, check_still_newest, counts, read_fences
+from samite.checkpoint.fence import FencedError, check_still_newest, counts_now
 from samite.checkpoint.index import IndexColumns
 from samite.checkpoint.layout import (
     ABORTED,
@@ -154,7 +154,7 @@ def commit(store: Store, manifest: Manifest, *, still_wanted: Callable[[], None]
     still_wanted()
     if not store.put_if_absent(checkpoint_key(manifest.checkpoint_id, MANIFEST), manifest.to_bytes()):
         raise _conflict(store, manifest.checkpoint_id)
-    if not counts(manifest.checkpoint_id, manifest.session, read_fences(store)):
+    if not counts_now(store, manifest.checkpoint_id, manifest.session):
         raise FencedError(f"{store.uri}: a newer session began while {manifest.checkpoint_id} was being committed; it does not count")
 
 

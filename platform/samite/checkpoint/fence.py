@@ -124,6 +124,12 @@ def counts(checkpoint_id: str, session: SessionId, fences: Iterable[Fence]) -> b
     return True
 
 
+def counts_now(store: Store, checkpoint_id: str, session: SessionId) -> bool:
+    """Whether a commit of `session` counts by what storage holds now. One listing, where no newer session has begun."""
+    newest = _newest_session(store)
+    return newest is None or newest <= session or counts(checkpoint_id, session, read_fences(store))
+
+
 def _newest_session(store: Store) -> SessionId | None:
     sessions = [session for name in store.children(FENCES) if (session := SessionId.parse(name)) is not None]
     return max(sessions, default=None)

@@ -68,7 +68,9 @@ def test_any_size_arrives_whole_in_equal_parts(sink, size):
 
 
 def test_a_small_object_is_cut_so_that_it_fills_its_connections(sink):
-    store = S3Store("bucket", "p", S3Options(endpoint=sink.endpoint, region="r", access_key="a", secret_key="s", connections=4))
+    store = S3Store(
+        "bucket", "p", S3Options(endpoint=sink.endpoint, region="r", access_key="a", secret_key="s", connections=4, most_connections=4)
+    )
     for megabytes, parts in ((16, 1), (17, 4), (40, 4), (200, 13)):
         sink.requests.clear()
         store.put("k", bytes(megabytes << 20))
@@ -109,20 +111,27 @@ def test_the_window_grows_while_that_helps_and_halves_when_storage_asks(sink):
 
     now_s = [0.0]
     window = Window(4, 16, clock=lambda: now_s[0])
-    window.enter()
 
-    def parts(count: int, seconds: float) -> int:
+    def rounds(seconds: float, count: int = 1) -> int:
+        """Full windows of parts of 1000 bytes, each of which takes `seconds`."""
         for _ in range(count):
-            window.enter()
+            at_once = window.limit
+            for _ in range(at_once):
+                window.enter()
             now_s[0] += seconds
-            window.leave(1000)
+            for _ in range(at_once):
+                window.leave(1000)
         return window.limit
 
-    assert parts(8, 1.0) == 8  # the first measurement
-    assert parts(16, 0.5) == 12  # twice as fast
-    assert parts(48, 0.5) == 12  # no faster: no more
+    assert rounds(1.0) == 8  # the first measurement is better than none
+    assert rounds(2.0) == 4  # twice as many in twice the time: back to what was as good
+    assert rounds(1.0, 20) == 4  # and left there
+    now_s[0] += 60.0
+    assert rounds(1.0) == 8  # until that was long ago
+    assert rounds(1.0) == 16  # twice as many in the same time
+    assert rounds(1.0) == 16  # no more than the most
     window.slow_down()
-    assert window.limit == 6
+    assert rounds(1.0) == 8
     store = store_of(sink, connections=8)
     sink.add(SinkFault(kind=Break.STATUS, method="PUT", target="*partNumber=*", times=16))
     store.put("k", secrets.token_bytes(6 * PART))

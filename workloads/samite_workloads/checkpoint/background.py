@@ -17,6 +17,7 @@ from functools import partial
 from samite.checkpoint.catalog import Catalog
 from samite.checkpoint.commit import announce_abort, announce_failure, arrivals, build_manifest, commit, move_hint
 from samite.checkpoint.layout import ABORTED, MANIFEST, checkpoint_key
+from samite.checkpoint.manifest import Manifest
 from samite.checkpoint.retention import carry_out, plan_for
 from samite.checkpoint.store import MissingKeyError, StorageFullError, Store
 from samite.checkpoint.store.retry import RetryingStore
@@ -29,6 +30,9 @@ from samite_workloads.checkpoint.writer import write_rank
 
 _GRACE_S = 5.0
 """Other ranks wait this much longer than the coordinator, so that its reason reaches them."""
+
+_ABORTED_EVERY = 2
+"""Ranks look for the commit each time, and each so many times for word that there will be none."""
 
 _NICE = 10
 """How far the upload stands back behind training where both want a processor."""
@@ -147,17 +151,19 @@ class BackgroundSaver:
     def _follow(self, job: SaveJob) -> None:
         """Other ranks: see how it ends."""
         if job.uploaded.is_set():
-            if self._store.head(checkpoint_key(job.checkpoint_id, MANIFEST)) is not None:
-                data_bytes = Catalog(self._store).manifest(job.checkpoint_id).data_bytes
-                self._ledger.commit(job, data_bytes=data_bytes, verified=self._options.verify_on_save)
-                return
+            job.looks += 1
+            key = checkpoint_key(job.checkpoint_id, MANIFEST)
             try:
-                reason = self._store.get(checkpoint_key(job.checkpoint_id, ABORTED)).decode(errors="replace")
+                manifest = Manifest.from_bytes(self._store.get(key), name=f"{self._store.uri}/{key}")
+                self._ledger.commit(job, data_bytes=manifest.data_bytes, verified=self._options.verify_on_save)
+                return
             except MissingKeyError:
                 pass
-            else:
-                self._ledger.fail(job, TemporaryError(reason))
-                return
+            if job.looks % _ABORTED_EVERY == 0:
+                with contextlib.suppress(MissingKeyError):
+                    reason = self._store.get(checkpoint_key(job.checkpoint_id, ABORTED)).decode(errors="replace")
+                    self._ledger.fail(job, TemporaryError(reason))
+                    return
         if time.monotonic() > job.deadline_s + _GRACE_S:
             job.check_deadline("; no word from the coordinator", last_error=self._ledger.last_error)
 

@@ -36,6 +36,8 @@ class SaveJob:
     upload_s: float = 0.0
     uploaded_at_s: float = 0.0
     retries: int = 0
+    looks: int = 0
+    """How often this rank has looked how it ended."""
     uploaded: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     failure: SaveFailure | None = None

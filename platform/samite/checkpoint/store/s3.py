@@ -259,7 +259,7 @@ class S3Store:
 
     def _part_size(self, num_bytes: int) -> int:
         """Parts small enough that even a small object fills its connections, large enough for 10,000 of them to hold a large one."""
-        shared = -(-num_bytes // self._options.connections)
+        shared = -(-num_bytes // self._window.limit)
         return max(min(self._part_bytes, max(shared, SMALLEST_PART_BYTES)), -(-num_bytes // MOST_PARTS))
 
     def _pages(self, prefix: str, **arguments: str) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """Parts of a large object sent at the same time: how many, how often, and what is done about one that does not arrive.
 
-    Window     how many at once: grows while that makes it faster, halves when storage says SlowDown; one for all uploads of a store
+    Window     how many at once: doubles while that makes it faster, goes back when it does not, halves when storage says SlowDown; one for a store
     send_all   repeats a part by itself, so that one lost packet does not send a gigabyte again; sends a straggler a second time, the first copy wins
 
 A second copy is harmless: it has the same number, the same bytes and the same checksum, and once the upload is complete storage knows it no more.
@@ -21,8 +21,9 @@ T = TypeVar("T")
 
 TRIES = 4
 FIRST_PAUSE_S = 0.1
-_GROWTH = 4
 _BETTER = 1.15
+_TRIED_AGAIN_S = 60.0
+"""More parts at once that did not help are tried again after this long: the network may have changed."""
 _LOOK_S = 0.25
 _STRAGGLER_S = 2.0
 """A part is sent again when it has taken this long, and three times as long as the slowest that has arrived."""
@@ -36,9 +37,10 @@ class Window:
         self.limit = first
         self._clock = clock
         self._most = max(first, most)
-        self._under_way = 0
+        self._under_way, self._fullest = 0, 0
         self._arrived_bytes, self._arrived, self._began_s = 0, 0, clock()
-        self._best_rate = 0.0
+        self._best_rate, self._best_limit = 0.0, first
+        self._settled_until_s = 0.0
         self._condition = threading.Condition()
 
     def enter(self) -> None:
@@ -47,8 +49,9 @@ class Window:
             while self._under_way >= self.limit:
                 self._condition.wait()
             if self._under_way == 0:
-                self._arrived_bytes, self._arrived, self._began_s = 0, 0, self._clock()
+                self._begin_round()
             self._under_way += 1
+            self._fullest = max(self._fullest, self._under_way)
 
     def leave(self, num_bytes: int) -> None:
         """A part has arrived, or failed (0 bytes)."""
@@ -56,20 +59,36 @@ class Window:
             self._under_way -= 1
             self._arrived_bytes += num_bytes
             self._arrived += num_bytes > 0
-            if self._arrived >= 2 * self.limit:
-                rate = self._arrived_bytes / max(self._clock() - self._began_s, 1e-6)
-                if rate > self._best_rate * _BETTER:
-                    self._best_rate = rate
-                    self.limit = min(self.limit + _GROWTH, self._most)
-                self._arrived_bytes, self._arrived, self._began_s = 0, 0, self._clock()
+            if self._arrived >= self.limit or (self._under_way == 0 and self._arrived > self.limit // 2):
+                self._end_round()
             self._condition.notify(max(1, self.limit - self._under_way))
 
     def slow_down(self) -> None:
         """Storage asked for less."""
         with self._condition:
             self.limit = max(1, self.limit // 2)
-            self._best_rate = 0.0
-            self._arrived_bytes, self._arrived, self._began_s = 0, 0, self._clock()
+            self._best_rate, self._best_limit = 0.0, self.limit
+            self._settled_until_s = self._clock() + _TRIED_AGAIN_S
+            self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._arrived_bytes, self._arrived, self._began_s, self._fullest = 0, 0, self._clock(), self._under_way
+
+    def _end_round(self) -> None:
+        """As many parts as fit at once have arrived: compare with the best round so far. One that never filled the window says nothing."""
+        now_s = self._clock()
+        rate = self._arrived_bytes / max(now_s - self._began_s, 1e-6)
+        if self._fullest > self.limit // 2 and now_s >= self._settled_until_s:
+            if rate > self._best_rate * _BETTER:
+                self._best_rate, self._best_limit = rate, self.limit
+                self.limit = min(2 * self.limit, self._most)
+            elif self.limit > self._best_limit:
+                self.limit = self._best_limit
+                self._settled_until_s = now_s + _TRIED_AGAIN_S
+            else:
+                self._best_rate = rate  # storage is slower, or as fast, at the same number: what more of them would bring is unknown again
+                self.limit = min(2 * self.limit, self._most)
+        self._begin_round()
 
     @property
     def most(self) -> int:
