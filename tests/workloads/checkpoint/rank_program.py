@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import signal
+import subprocess
 import time
 from functools import cache
 from pathlib import Path
@@ -247,6 +249,68 @@ def stepped(step: int) -> dict[str, torch.Tensor]:
     return full
 
 
+CUTS = {
+    "rows": lambda: (meshes(WORLD)[0], [Shard(0)]),
+    "columns": lambda: (meshes(WORLD)[0], [Shard(1)]),
+    "square": lambda: (meshes(WORLD)[1], [Shard(0), Shard(1)]),
+    "halves": lambda: (meshes(WORLD)[1], [Shard(0), Replicate()]),
+    "copies": lambda: (meshes(WORLD)[0], [Replicate()]),
+}
+
+
+def shared_reads(uri: str) -> dict:
+    """Save rows, load another cut of them, and count the bytes that this rank asks storage for."""
+    make = torch.Generator().manual_seed(5)
+    shapes = {"matrix": (2003, 1500), "experts": (8, 300, 701), "small": (64, 60)}
+    full = {
+        name: torch.randn(shape, generator=make).to(torch.bfloat16 if name == "experts" else torch.float32)
+        for name, shape in shapes.items()
+    }
+    saver = manager(uri)
+    saver.save(1, {name: distribute_tensor(tensor, *CUTS["rows"]()) for name, tensor in full.items()})
+    saver.wait(20)
+    store, asked = open_store(uri, StoreOptions(durable=False)), []
+    read_into = store.read_into
+    store.read_into = lambda key, offset, target: (asked.append(len(target)), read_into(key, offset, target))
+    targets = {name: distribute_tensor(torch.zeros_like(tensor), *CUTS[ARGUMENTS["target"]]()) for name, tensor in full.items()}
+    manager(uri, epoch=2, store=store, share_reads=ARGUMENTS["share"]).restore("latest", targets)
+    wrong = [name for name, tensor in targets.items() if not torch.equal(whole(tensor), full[name])]
+    return {"wrong": wrong, "asked": sum(asked), "stored": sum(t.numel() * t.element_size() for t in full.values())}
+
+
+def restore_with_a_lost_peer(uri: str) -> dict:
+    """Rank 2 is killed or stopped at its first read, while all restore columns from rows."""
+    saver = manager(uri)
+    saver.save(1, sharded(full_tensors()))
+    saver.wait(20)
+    store = FaultyStore(open_store(uri, StoreOptions(durable=False)))
+    if RANK == 2 and ARGUMENTS["how"] == "killed":
+        store.add(Fault("read_into", "*", Action.KILL_BEFORE))
+    elif RANK == 2:
+        subprocess.Popen(["sh", "-c", f"sleep 15; kill -9 {os.getpid()}"])  # nobody else ends a stopped rank
+        store.read_into = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
+    loader, error, began_s = manager(uri, epoch=2, store=store), "", time.monotonic()
+    targets = {name: torch.zeros_like(tensor) for name, tensor in full_tensors().items()}
+    try:
+        loader.restore("latest", targets)
+    except SamiteError as found:
+        error = str(found)
+    return {"error": error, "seconds": time.monotonic() - began_s}
+
+
+def restore_with_a_slow_rank(uri: str) -> dict:
+    saver = manager(uri)
+    saver.save(1, sharded(full_tensors()))
+    saver.wait(20)
+    store = FaultyStore(open_store(uri, StoreOptions(durable=False)))
+    if RANK == 1:
+        store.add(Fault("read_into", "*", Action.SLOW, seconds=ARGUMENTS["slow_s"], times=1))
+    began_s, targets = time.monotonic(), {name: torch.zeros_like(tensor) for name, tensor in full_tensors().items()}
+    manager(uri, epoch=2, store=store, peer_silence_s=ARGUMENTS["silence_s"]).restore("latest", targets)
+    wrong = [name for name, tensor in targets.items() if not torch.equal(tensor, full_tensors()[name])]
+    return {"wrong": wrong, "seconds": time.monotonic() - began_s}
+
+
 def s3_saves(uri: str) -> dict:
     """Save the steps of ARGUMENTS one after the other to an S3 service, say how each ended and when, and load the newest."""
     options = StoreOptions(endpoint=ARGUMENTS["endpoint"], access_key="a", secret_key="s", region="r", timeout_s=2.0)
@@ -317,7 +381,7 @@ def dcp_rank_cannot_write(uri: str) -> dict:
 
 answer = globals()[globals()["SCENARIO"]](ARGUMENTS.pop("uri"))
 Path(globals()["RESULT"]).write_text(json.dumps(answer))
-if globals()["SCENARIO"] != "peer_dies" and ARGUMENTS.get("victim") is None:
+if globals()["SCENARIO"] not in {"peer_dies", "restore_with_a_lost_peer"} and ARGUMENTS.get("victim") is None:
     dist.destroy_process_group()
 else:
     os._exit(0)

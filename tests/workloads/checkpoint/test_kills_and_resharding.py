@@ -89,7 +89,7 @@ class RankStore(FaultyStore):
         return answer
 
 
-class Together:
+class Table:
     """Threads that restore together."""
 
     def __init__(self, world: int) -> None:
@@ -98,26 +98,29 @@ class Together:
     def abort(self) -> None:
         self._barrier.abort()
 
-    def at(self, rank: int) -> "Seat":
-        return Seat(self, rank)
+    def exchange(self, rank: int, value):
+        self._box[rank] = value
+        self._barrier.wait()
+        found = list(self._box)
+        self._barrier.wait()
+        return found
 
 
 @dataclass(frozen=True)
 class Seat:
     """One of them."""
 
-    table: Together
+    table: Table
     rank: int
+    size: int
 
-    def gather(self, value):
-        self.table._box[self.rank] = value
-        self.table._barrier.wait()
-        found = list(self.table._box)
-        self.table._barrier.wait()
-        return found
+    def together(self, work):
+        return self.table.exchange(self.rank, work())
 
-    def broadcast(self, value):
-        return self.gather(value)[0]
+    def swap(self, outgoing, incoming):
+        received = [contents[self.rank] for contents in self.table.exchange(self.rank, outgoing)]
+        assert [len(content) for content in received] == list(incoming)
+        return [memoryview(content) for content in received]
 
 
 def content(step: int) -> dict[str, torch.Tensor]:
@@ -237,7 +240,7 @@ class Run:
 
     def _restore(self, attempt: Attempt) -> int:
         """The step that all ranks of `attempt` restore, whose every bit is compared."""
-        table, found, wrong = Together(attempt.world), [None] * attempt.world, []
+        table, found, wrong = Table(attempt.world), [None] * attempt.world, []
 
         def one(rank: int) -> None:
             try:
@@ -253,8 +256,7 @@ class Run:
                 self.store,
                 "latest",
                 targets,
-                peers=table.at(rank),
-                rank=rank,
+                meeting=Seat(table, rank, attempt.world),
                 own_epoch=None,
                 allow_missing=(),
                 allow_unused=(),

@@ -33,6 +33,7 @@ from samite.errors import SamiteError, UsageError, WaitTimeoutError
 from samite_workloads.checkpoint.agreement import peers
 from samite_workloads.checkpoint.background import BackgroundSaver
 from samite_workloads.checkpoint.jobs import Ledger, SaveJob
+from samite_workloads.checkpoint.meeting import meeting
 from samite_workloads.checkpoint.plan_cache import PlanCache
 from samite_workloads.checkpoint.restore import restore
 from samite_workloads.checkpoint.results import (
@@ -202,7 +203,7 @@ class CheckpointManager:
         reads from another run's store.
 
         Raises on all ranks: CheckpointDamagedError (nothing usable left, or the named one is damaged), RestoreMismatchError (all differences at
-        once; nothing overwritten), NotAllowedError, UnreachableError. A refusal is never taken for an empty store.
+        once; nothing overwritten), NotAllowedError, UnreachableError, PeerLostError if a rank dies. A refusal is never taken for an empty store.
         """
         shards, problem = [], ""
         try:
@@ -212,17 +213,18 @@ class CheckpointManager:
         problems = [other for other in self._peers.gather(problem) if other]
         if problems:
             raise RestoreMismatchError("nothing was loaded: " + "; ".join(problems))
-        return restore(
-            RetryingStore(source or self._store, time.monotonic() + self._options.load_deadline_s),
-            checkpoint_id,
-            shards,
-            peers=self._peers,
-            rank=self._rank,
-            own_epoch=self._session.epoch if own_first else None,
-            allow_missing=allow_missing,
-            allow_unused=allow_unused,
-            threads=self._options.threads,
-        )
+        with meeting(self._peers, silence_s=self._options.peer_silence_s) as together:
+            return restore(
+                RetryingStore(source or self._store, time.monotonic() + self._options.load_deadline_s),
+                checkpoint_id,
+                shards,
+                meeting=together,
+                own_epoch=self._session.epoch if own_first else None,
+                allow_missing=allow_missing,
+                allow_unused=allow_unused,
+                threads=self._options.threads,
+                share_reads=self._options.share_reads,
+            )
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the background threads. Pending saves get `timeout_s` to finish; call `wait` first if they matter."""

@@ -4,7 +4,7 @@ Called by the manager on every rank. Strict: every difference between checkpoint
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -27,7 +27,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """One read: where from, and where its kept bytes go."""
 
     read: BlockRead
@@ -68,6 +68,10 @@ class StoredState:
         wanted = {shard.meta.name for shard in shards}
         return [name for name in self.tensors if not (name in wanted or name.startswith(RESERVED) or _matches(name, allow_unused))]
 
+    def sources(self, name: str, wanted: Box) -> list[Source]:
+        """Chunks of `name` that may share elements with `wanted`."""
+        return self._table.sources(name, wanted)
+
     def boxes(self, name: str) -> list[Box]:
         """The boxes that `name` was cut into, none for an empty tensor."""
         return self._table.boxes(name)
@@ -75,7 +79,7 @@ class StoredState:
     def load(self, shards: Sequence[LocalShard]) -> int:
         """Fill the targets in place. Returns the bytes read. Raises CheckpointDamagedError; the targets are then partly overwritten."""
         read = 0
-        batch: list[tuple[LocalShard, list[tuple[str, _Piece]], list[tuple[torch.Tensor, tuple[slice, ...], tuple[slice, ...]]]]] = []
+        batch: list[tuple[LocalShard, list[tuple[str, Piece]], list[tuple[torch.Tensor, tuple[slice, ...], tuple[slice, ...]]]]] = []
         pending = 0
         with torch.no_grad():
             for shard in shards:
@@ -89,7 +93,22 @@ class StoredState:
             read += self._run(batch)
         return read
 
-    def _work(self, shard: LocalShard) -> tuple[list[tuple[str, _Piece]], list[tuple[torch.Tensor, tuple[slice, ...], tuple[slice, ...]]]]:
+    def fetch(self, pieces: Iterable[tuple[str, Piece]]) -> int:
+        """Read and verify pieces of objects, neighbours together. Returns the bytes read. Raises CheckpointDamagedError."""
+        by_key: dict[str, list[Piece]] = defaultdict(list)
+        for key, piece in pieces:
+            by_key[key].append(piece)
+        requests = [
+            (key, [found[number] for number in group])
+            for key, found in by_key.items()
+            for group in group_reads([(piece.read.offset, piece.read.num_bytes) for piece in found])
+        ]
+        if not requests:
+            return 0
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="samite-read") as pool:
+            return sum(pool.map(lambda request: self._fetch(*request), requests))
+
+    def _work(self, shard: LocalShard) -> tuple[list[tuple[str, Piece]], list[tuple[torch.Tensor, tuple[slice, ...], tuple[slice, ...]]]]:
         """Reads for one target, and the copies that follow them where bytes cannot go straight to their place."""
         pieces, copies = [], []
         direct = shard.data.device.type == "cpu" and shard.data.is_contiguous()
@@ -111,25 +130,15 @@ class StoredState:
                 copies.append((rows, shared.source, shared.target))
             for source in sources:
                 pieces += [
-                    (source.key, _Piece(read, view[read.place : read.place + read.keep[1] - read.keep[0]]))
+                    (source.key, Piece(read, view[read.place : read.place + read.keep[1] - read.keep[0]]))
                     for read in block_reads(source.chunk, (low, high))
                 ]
         return pieces, copies
 
     def _run(
-        self, batch: Sequence[tuple[LocalShard, list[tuple[str, _Piece]], list[tuple[torch.Tensor, tuple[slice, ...], tuple[slice, ...]]]]]
+        self, batch: Sequence[tuple[LocalShard, list[tuple[str, Piece]], list[tuple[torch.Tensor, tuple[slice, ...], tuple[slice, ...]]]]]
     ) -> int:
-        by_key: dict[str, list[_Piece]] = defaultdict(list)
-        for _, pieces, _ in batch:
-            for key, piece in pieces:
-                by_key[key].append(piece)
-        requests = [
-            (key, [pieces[number] for number in group])
-            for key, pieces in by_key.items()
-            for group in group_reads([(piece.read.offset, piece.read.num_bytes) for piece in pieces])
-        ]
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="samite-read") as pool:
-            read = sum(pool.map(lambda request: self._fetch(*request), requests))
+        read = self.fetch(piece for _, pieces, _ in batch for piece in pieces)
         for shard, _, copies in batch:
             target = raw(shard.data)
             if target.dim() == 0:
@@ -138,7 +147,7 @@ class StoredState:
                 target[place].copy_(raw(rows)[source])
         return read
 
-    def _fetch(self, key: str, pieces: Sequence[_Piece]) -> int:
+    def _fetch(self, key: str, pieces: Sequence[Piece]) -> int:
         """One request, its blocks verified, its bytes put in place. Reads again before it calls anything damaged."""
         begin = min(piece.read.offset for piece in pieces)
         end = max(piece.read.offset + piece.read.num_bytes for piece in pieces)
@@ -162,7 +171,7 @@ class StoredState:
                 piece.target[:] = view[start + piece.read.keep[0] : start + piece.read.keep[1]]
         return end - begin
 
-    def _first_damage(self, key: str, view: memoryview, begin: int, pieces: Sequence[_Piece]) -> str:
+    def _first_damage(self, key: str, view: memoryview, begin: int, pieces: Sequence[Piece]) -> str:
         for piece in pieces:
             data = view[piece.read.offset - begin : piece.read.offset - begin + piece.read.num_bytes]
             for number, wanted in enumerate(piece.read.blocks):

@@ -22,6 +22,10 @@ class CheckpointOptions:
     """From the call of `save` to the commit. After it the save has failed, on every rank."""
     load_deadline_s: float = 300.0
     """How long a restore keeps asking a storage that does not answer."""
+    share_reads: bool = True
+    """In a restore, read what several ranks need once and pass it on; off, each rank reads all that it needs."""
+    peer_silence_s: float = 8.0
+    """A rank that does not answer for so long during a restore is taken for gone, and all others are told."""
     verify_on_save: bool = False
     """Read every byte back and compare before the commit."""
     keep: KeepPolicy | None = None
