@@ -49,6 +49,10 @@ def _from_answer(error: Any, where: str, bucket: str, permission: str) -> Samite
         )
     if code in _EXPIRED:
         return NotAllowedError(f"{where}: the credentials have expired ({code}); renew them")
+    if code == "RequestTimeTooSkewed":
+        return NotAllowedError(
+            f"{where}: refused ({code}): this machine's clock and the service's are too far apart; set this machine's (NTP)"
+        )
     if code in _UNKNOWN_IDENTITY:
         return NotAllowedError(f"{where}: the service does not accept these credentials ({code}); check key, secret and region")
     if status == 507 or code in _FULL:

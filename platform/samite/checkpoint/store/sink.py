@@ -4,7 +4,8 @@
         open_store("s3://bucket/run", StoreOptions(endpoint=sink.endpoint, access_key="any", secret_key="any"))
 
 Verifies CRC64-NVME, CRC32 and CRC32C of every body and of completed uploads, honours If-None-Match and If-Match, wants equal parts. Shapes the time to
-the first byte and the bandwidth of each connection. Breaks on command (`SinkFault`). Buckets exist once they are named. Signatures are not checked.
+the first byte and the bandwidth of each connection. Breaks on command (`SinkFault`). Buckets exist once they are named. With `keys` every request must be
+signed by one of them (Signature Version 4, in headers or presigned); without, signatures are not looked at.
 """
 
 import argparse
@@ -13,13 +14,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from samite.checkpoint.store.sink_messages import Answer, Request
 from samite.checkpoint.store.sink_objects import Objects
+from samite.checkpoint.store.sink_signatures import refusal
 
 _HEAD_BYTES = 64 * 1024
 _PACE_BYTES = 256 * 1024
@@ -69,10 +71,22 @@ class Shape:
 class Sink:
     """The server. Threads, one for each connection; `with` starts and ends it."""
 
-    def __init__(self, *, port: int = 0, shape: Shape | None = None, faults: Iterable[SinkFault] = (), equal_parts: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        shape: Shape | None = None,
+        faults: Iterable[SinkFault] = (),
+        equal_parts: bool = True,
+        keys: Mapping[str, str] | None = None,
+    ) -> None:
         self.objects = Objects(equal_parts=equal_parts)
         self.requests: list[tuple[str, str]] = []
         """(method, bucket/key?query) of every request, in order."""
+        self.keys = keys
+        """Access key -> secret; None takes requests of anybody."""
+        self.clock: Callable[[], float] = time.time
+        """What signatures' dates are compared with."""
         self._shape = shape or Shape()
         self._faults = list(faults)
         self._seen: dict[int, int] = {}
@@ -184,7 +198,11 @@ class Sink:
         if kind is Break.FLIP and request.body:
             request.body[len(request.body) // 2] ^= 1
         refused = fault is not None and kind is Break.STATUS
-        answer = Answer.error(fault.status, fault.code, "injected") if fault and refused else self.objects.handle(request)
+        answer = (
+            Answer.error(fault.status, fault.code, "injected")
+            if fault and refused
+            else self._refusal(request) or self.objects.handle(request)
+        )
         if fault is not None and kind is Break.STALL:
             time.sleep(fault.seconds)
         if kind is Break.LOST_REPLY:
@@ -205,6 +223,9 @@ class Sink:
                 sent += len(view[start : start + step])
                 self._pace(sent, began_s)
         return kind is not Break.TRUNCATE
+
+    def _refusal(self, request: Request) -> Answer | None:
+        return None if self.keys is None else refusal(request, self.keys, self.clock())
 
     def _pace(self, num_bytes: int, began_s: float) -> None:
         if self._shape.bytes_per_s:
@@ -229,11 +250,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-ms", type=float, default=0.0)
     parser.add_argument("--connection-mbps", type=float, default=0.0, help="megabytes a second of each connection; 0 for no limit")
+    parser.add_argument(
+        "--key", action="append", default=[], metavar="KEY:SECRET", help="take only requests that are signed by this key; repeatable"
+    )
     parser.add_argument("--any-parts", action="store_true", help="take uploads whose parts differ in size, as AWS does")
     found = parser.parse_args(arguments)
     sink = Sink(
         port=found.port,
         equal_parts=not found.any_parts,
+        keys=dict(pair.split(":", 1) for pair in found.key) or None,
         shape=Shape(latency_s=found.latency_ms / 1e3, bytes_per_s=found.connection_mbps * 1e6),
     )
     sys.stdout.write(f"{sink.endpoint}\n")

@@ -19,6 +19,8 @@ class Request:
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytearray = field(default_factory=bytearray)
+    path: str = ""
+    """Decoded, from the first slash on."""
 
     @property
     def target(self) -> str:
@@ -32,9 +34,10 @@ class Request:
         first, *lines = head.decode("latin-1").split("\r\n")
         method, url, _ = first.split(" ", 2)
         path, _, query = url.partition("?")
-        bucket, _, key = urllib.parse.unquote(path).lstrip("/").partition("/")
+        path = urllib.parse.unquote(path)
+        bucket, _, key = path.lstrip("/").partition("/")
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        return cls(method, bucket, key, dict(urllib.parse.parse_qsl(query, keep_blank_values=True)), headers)
+        return cls(method, bucket, key, dict(urllib.parse.parse_qsl(query, keep_blank_values=True)), headers, path=path)
 
 
 @dataclass(slots=True)
