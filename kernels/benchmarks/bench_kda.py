@@ -1,7 +1,7 @@
 # ruff: noqa: E402, E501 - the imports need the path set first
-"""Times and checks KDA on this GPU against the peers that are installed: prints a table, writes benchmarks/<date>-kda.{json,md}.
+"""Times KDA on this GPU against the peers that are installed: prints a table, writes benchmarks/<date>-kda.{json,md}.
 
-    python3 benchmarks/bench_kda.py [--peers sm90,fla] [--shapes 65536x32,8192x32] [--regimes mixed,init] [--no-accuracy] [--no-large]
+    python3 benchmarks/bench_kda.py [--peers sm90,fla] [--shapes 65536x32,8192x32] [--regimes mixed,init] [--no-large]
 
 Times are medians of device events, in ms, on raw bfloat16 inputs; the floor counts the fewest bytes and operations at 4.3 TB/s and
 790 TFLOP/s. The peak is device memory above the inputs during forward and backward. cudnn is given prepared inputs, whose making isn't timed.
@@ -10,7 +10,6 @@ Times are medians of device events, in ms, on raw bfloat16 inputs; the floor cou
 import argparse
 import datetime as dt
 import json
-import math
 import os
 import sys
 from importlib.metadata import version
@@ -21,10 +20,9 @@ os.environ.setdefault("FLA_CACHE_RESULTS", "0")
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "gpu_tests")]
 
 import torch
-from cases import make_inputs, relative_error, run
+from cases import make_inputs
 
 from samite_kernels.kda import chunk_kda
-from samite_kernels.kda.documents import Documents
 from samite_kernels.kda.gate import bounded_log_decay, l2_normalize
 
 SHAPES = "65536x32,65536x16,65536x96,262144x16,65536x32u,8192x32,8192x16,65536x8,65536x4"
@@ -139,13 +137,6 @@ def regimes_of(peer, shape, wanted):
     return {"sm90": wanted.split(","), "cudnn": ["steep", "init"]}.get(peer, ["mixed"])
 
 
-def accuracy(peer, regime, seed):
-    inputs = make_inputs(1000, 8, regime, seed=seed)
-    documents = Documents((0, 1000))
-    found, wanted = run(inputs, documents, backend=peer), run(inputs, documents, backend="exact")
-    return {name: relative_error(found[name], wanted[name]) for name in wanted}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default=",".join(["sm90", *(peer for peer in ("fla", "cudnn") if find_spec(peer))]))
@@ -153,13 +144,12 @@ def main():
     parser.add_argument("--regimes", default="steep,init,mixed,none")
     parser.add_argument("--peer-shapes", default="65536x32,8192x32,65536x32u", help="shapes at which peers other than ours are timed")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--no-accuracy", action="store_true")
     parser.add_argument("--no-large", action="store_true", help="leave out the shapes that must fit, of up to 110 GiB")
     parser.add_argument("--output", default=str(Path(__file__).parent))
     args = parser.parse_args()
     report = {"date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), "device": torch.cuda.get_device_name()}
     versions = {peer: version(package) if find_spec(peer) else None for peer, package in PACKAGES.items()}
-    report |= {"torch": torch.__version__, **versions, "times": [], "errors": []}
+    report |= {"torch": torch.__version__, **versions, "times": []}
     stem = Path(args.output) / f"{report['date'][:10]}-kda"
     lines = [
         f"# KDA on {report['device']}, {report['date'][:10]}",
@@ -197,20 +187,6 @@ def main():
                     f"| {shape} | {regime} | {peer} | {row['forward_ms']:.3f} | {row['backward_ms']:.3f} | {row['both_ms']:.3f} | {multiples} | {row['peak_gib']:.2f} | {must} |"
                 )
                 torch.cuda.empty_cache()
-                save()
-    if not args.no_accuracy:
-        names = ["o", "state", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"]
-        say("")
-        say("Relative error against float64, x 1e-3, T = 1000, H = 8, mean of 3 seeds:")
-        say("")
-        say("| regime | peer | " + " | ".join(names) + " |")
-        say("| --- | --- |" + " --- |" * len(names))
-        for regime in ("steep", "init", "mixed", "tiles", "none", "floor"):
-            for peer in args.peers.replace(",cudnn", "").split(","):
-                errors = [accuracy(peer, regime, seed) for seed in range(3)]
-                mean = {name: math.fsum(e[name] for e in errors) / len(errors) for name in names}
-                report["errors"].append({"regime": regime, "peer": peer, **mean})
-                say(f"| {regime} | {peer} | " + " | ".join(f"{1e3 * mean[name]:.2f}" for name in names) + " |")
                 save()
 
 

@@ -1,7 +1,7 @@
 # ruff: noqa: E402 - the imports need the path set first
 """Times every kernel of KDA alone: where the time of a call goes. Prints a table, writes benchmarks/<date>-stages.{json,md}.
 
-    python3 benchmarks/bench_stages.py [--shapes 65536x32,65536x16] [--repeats 15]
+    python3 benchmarks/bench_stages.py [--shapes 65536x32,65536x16,65536x4] [--repeats 15]
 
 Medians of device events in ms over a whole sequence at once, without the segments that hide the scans; then calls end to end.
 `bytes` are what the kernel must move at 4.3 TB/s.
@@ -23,8 +23,10 @@ from samite_kernels.kda import chunk_kda, counted_chunk_kda
 from samite_kernels.kda import sm90_launch as kernels
 from samite_kernels.kda.documents import Documents
 from samite_kernels.kda.sm90_counts import TALLY_ROW
-from samite_kernels.kda.sm90_schedule import BACKWARD_FACTORS, FORWARD_FACTORS, States, _Work
-from samite_kernels.kda.sm90_segments import Segment
+from samite_kernels.kda.sm90_pieces import pieces_of
+from samite_kernels.kda.sm90_schedule import BACKWARD_FACTORS, FORWARD_FACTORS, States, Work
+from samite_kernels.kda.sm90_segments import whole_of
+from samite_kernels.runtime.launch import num_multiprocessors
 
 COPY = 4.3e9
 PREPARE, REBUILD, GRADIENT = 1026 + 1160, 898 + 776, 3080 + 1026
@@ -50,13 +52,12 @@ def whole(num_tokens, num_heads, regime="mixed"):
     made = {name: torch.randn_like(inputs[of]) for name, of in like.items()}
     made |= {"d_a_log_parts": torch.zeros(tiles, device=device), "d_dt_bias_parts": torch.zeros(tiles, 128, device=device)}
     made["counts"] = torch.zeros(num_heads, TALLY_ROW, dtype=torch.int64, device=device)
-    first = torch.tensor([0, table.num_chunks], dtype=torch.int32, device=device)
-    segment = Segment(start=0, stop=table.num_chunks, first_document=0, num_documents=1, first_chunk=first)
+    segment = whole_of(Documents((0, num_tokens)), device)
     end = torch.zeros(1, num_heads, 128, 128, device=device)
     factors = dict.fromkeys((*FORWARD_FACTORS, *BACKWARD_FACTORS, "states", "v_new"))
     addresses = kernels.addresses_of(inputs | made | {"chunks": table.chunks})
     numbers = {"num_heads": num_heads, "scale": 128**-0.5, "lower_bound": -5.0}
-    work = _Work((segment,), addresses, numbers, tuple(factors), States.passing((segment,), None, end))
+    work = Work((segment,), addresses, numbers, tuple(factors), States.passing((segment,), None, end))
     return work, segment, work.part(0, segment), (inputs, made, table, end)
 
 
@@ -85,6 +86,7 @@ def time_stages(num_tokens, num_heads, repeats):
     ):
         scan = kernels.fill(kernels.ScanArguments, part | without, **chains)
         yield row(f"scan, {name}", lambda s=scan: kernels.scan(s, device), num_bytes)
+    yield from time_pieces(row, part, work, num_tokens)
     output = kernels.fill(kernels.OutputArguments, part, num_chunks=sizes["num_chunks"], num_heads=num_heads)
     yield row("output", lambda: kernels.output(output, device), 1408)
     reverse = kernels.fill(kernels.ReverseScanArguments, part, **chains)
@@ -93,6 +95,24 @@ def time_stages(num_tokens, num_heads, repeats):
     yield row("gradient", lambda: kernels.gradient(gradient, device), GRADIENT)
     reduce = kernels.fill(kernels.ReduceArguments, part, num_chunks=sizes["num_chunks"], num_heads=num_heads)
     yield row("reduce", lambda: kernels.reduce(reduce, device))
+
+
+def time_pieces(row, part, work, num_tokens):
+    """The kernels of a forward that is cut into pieces, where that is possible."""
+    device = work.device
+    documents, multiprocessors = Documents((0, num_tokens)), num_multiprocessors(device)
+    pieces = pieces_of(documents, work.num_heads, device, multiprocessors)
+    if pieces is None:
+        return
+    memory = {name: torch.zeros(pieces.count, work.num_heads, 128, 128, device=device) for name in ("maps", "ends", "starts")}
+    part = part | kernels.addresses_of(memory | {"first_chunk": pieces.first_chunk, "first_piece": pieces.first_piece})
+    maps = kernels.fill(kernels.MapsArguments, part, num_pieces=pieces.count, num_heads=work.num_heads)
+    yield row(f"maps of {pieces.count} pieces", lambda: kernels.maps(maps, device), 776)
+    fold = kernels.fill(kernels.FoldArguments, part, num_documents=1, num_heads=work.num_heads)
+    yield row(f"fold of {pieces.count} pieces", lambda: kernels.fold(fold, device))
+    scanned = part | kernels.addresses_of({"initial_state": memory["starts"], "final_state": memory["ends"]}) | {"states": 0, "v_new": 0}
+    scan = kernels.fill(kernels.ScanArguments, scanned, num_documents=pieces.count, num_heads=work.num_heads)
+    yield row(f"scan, outputs, {pieces.count} pieces", lambda: kernels.scan(scan, device), 1416)
 
 
 def time_calls(num_tokens, num_heads, repeats):
@@ -123,7 +143,7 @@ def time_calls(num_tokens, num_heads, repeats):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default="65536x32,65536x16")
+    parser.add_argument("--shapes", default="65536x32,65536x16,65536x4")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", default=str(Path(__file__).parent))
     args = parser.parse_args()

@@ -48,7 +48,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 
 using cudaStream_t = void*;
 using cudaError_t = int;
-constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719;
+constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMisalignedAddress = 716, cudaErrorLaunchFailure = 719;
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
 namespace emulated {
@@ -200,7 +200,9 @@ void launch_named(const char* name, void (*kernel)(Parameters...), dim3 grid, di
 #define EMULATED_LAUNCH(kernel, ...) emulated::launch_named(#kernel, kernel, __VA_ARGS__)
 
 inline cudaError_t cudaGetLastError() { return std::exchange(emulated::last_error, cudaSuccess); }
-inline const char* cudaGetErrorString(cudaError_t code) { return code == cudaErrorLaunchFailure ? "unspecified launch failure" : "invalid argument"; }
+inline const char* cudaGetErrorString(cudaError_t code) {
+    return code == cudaErrorLaunchFailure ? "unspecified launch failure" : code == cudaErrorMisalignedAddress ? "misaligned address" : "invalid argument";
+}
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, size_t bytes) {
     return bytes <= emulated::kSharedBytes ? cudaSuccess : cudaErrorInvalidValue;
@@ -255,7 +257,7 @@ T __ldg(const T* from) {
     static_assert(std::is_trivially_copyable_v<T>);
     if (reinterpret_cast<uintptr_t>(from) % alignof(T) != 0) {
         std::fprintf(stderr, "a misaligned load\n");
-        emulated::last_error = cudaErrorLaunchFailure;
+        emulated::last_error = cudaErrorMisalignedAddress;
     }
     return *from;
 }

@@ -43,7 +43,14 @@ inline float half_value(uint16_t bits) {
 
 // ---- copies: what is started lands later, and its target is NaN until then ----
 
+// As the device, which faults: both ends at a multiple of the width.
+inline void check_alignment(const void* pointer, uint32_t address, int width) {
+    if (reinterpret_cast<uintptr_t>(pointer) % width == 0 && address % width == 0) return;
+    std::fprintf(stderr, "a misaligned copy\n");
+    emulated::last_error = cudaErrorMisalignedAddress;
+}
 inline void copy_async(uint32_t to, const void* from, int bytes, bool valid) {
+    check_alignment(from, to, bytes);
     std::memset(emulated::shared + to, 0xff, bytes);
     emulated::current->open.push_back([=] {
         if (valid) std::memcpy(emulated::shared + to, from, bytes);
@@ -69,6 +76,7 @@ inline void barrier_check(emulated::CopyBarrier& barrier) {
     }
 }
 inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+    check_alignment(from, to, 16);
     std::memset(emulated::shared + to, 0xff, bytes);
     emulated::block->in_flight.push_back([=] {
         std::memcpy(emulated::shared + to, from, bytes);
@@ -78,6 +86,7 @@ inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t ba
     });
 }
 inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+    check_alignment(to, from, 16);
     emulated::block->in_flight.push_back([=] { std::memcpy(to, emulated::shared + from, bytes); });
 }
 inline void bulk_store_if(bool issue, void* to, uint32_t from, uint32_t bytes) {

@@ -10,7 +10,7 @@ from samite_kernels.kda import decay_counts
 from samite_kernels.kda import sm90_launch as kernels
 from samite_kernels.kda.documents import Documents
 from samite_kernels.kda.gate import bounded_log_decay, l2_normalize
-from samite_kernels.kda.sm90_counts import TALLY_ROW, gate_logits
+from samite_kernels.kda.sm90_counts import TALLY_ROW, VARIABLE, counting
 
 HEADS, SCALE, BOUND = 2, 0.125, -5.0
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def factors(inputs: Factors, documents: Documents, *, lower_bound: float = BOUND
     again = {name: torch.full_like(made[name], float("nan")) for name in REBUILT}
     numbers = {"num_chunks": table.num_chunks, "num_heads": HEADS, "scale": SCALE, "lower_bound": lower_bound}
     addresses = kernels.addresses_of(inputs | made | {"chunks": table.chunks, "counts": counts})
-    kernels.prepare(kernels.fill(kernels.PrepareArguments, addresses, **numbers, **gate_logits(lower_bound)), CPU)
+    kernels.prepare(kernels.fill(kernels.PrepareArguments, addresses, **numbers, **counting(lower_bound)), CPU)
     addresses |= kernels.addresses_of(again)
     kernels.rebuild(kernels.fill(kernels.RebuildArguments, addresses, **numbers), CPU)
     return made | {f"again_{name}": x for name, x in again.items()}
@@ -101,8 +101,15 @@ def tallied(inputs: Factors, documents: Documents, lower_bound: float = BOUND) -
     return tally.sum(0)
 
 
+@pytest.fixture(params=["beside", "idle"])
+def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who counts: all warps beside their work, or those that idle."""
+    monkeypatch.setenv(VARIABLE, request.param)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("gate", ["mixed", "init", "floor", "none"])
-def test_the_first_chunk_of_the_first_head_is_counted_as_torch_does(emulation: Callable[[bool], None], gate: str) -> None:
+def test_the_first_chunk_of_the_first_head_is_counted_as_torch_does(emulation: Callable[[bool], None], counted: str, gate: str) -> None:
     inputs = make_inputs(60, gate)
     sums = tallied(inputs, Documents((0, 60)))
     emulation(True)
@@ -124,7 +131,7 @@ def test_the_first_chunk_of_the_first_head_is_counted_as_torch_does(emulation: C
     assert int(sums[6]) == int(sums[7]) == 0
 
 
-def test_a_bound_that_lets_a_tile_overflow_is_told(emulation: Callable[[bool], None]) -> None:
+def test_a_bound_that_lets_a_tile_overflow_is_told(emulation: Callable[[bool], None], counted: str) -> None:
     inputs = make_inputs(100, "mixed")
     lossy = int(tallied(inputs, Documents((0, 100)), lower_bound=-12.0)[7])
     raw = {name: inputs[name][None] for name in ("q", "k", "g", "beta")}
@@ -133,7 +140,7 @@ def test_a_bound_that_lets_a_tile_overflow_is_told(emulation: Callable[[bool], N
     assert lossy == pytest.approx(int(wanted.lossy_flush_events), rel=1e-2)
 
 
-def test_a_gate_that_is_not_a_number_is_told(emulation: Callable[[bool], None]) -> None:
+def test_a_gate_that_is_not_a_number_is_told(emulation: Callable[[bool], None], counted: str) -> None:
     inputs = make_inputs(100, "init")
     inputs["g"][70, 1, 5] = float("nan")
     inputs["q"][3, 0, 2] = float("nan")

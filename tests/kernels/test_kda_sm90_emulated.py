@@ -1,5 +1,9 @@
 """All KDA kernels together, compiled for the CPU: values and every gradient against float64, states kept and recomputed."""
 
+import dataclasses
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +23,7 @@ def make_inputs(num_tokens: int, num_heads: int, gate: str) -> Results:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    center, spread = {"mixed": (0.0, 3.0), "init": (-4.0, 1.0), "none": (-60.0, 0.0)}[gate]
+    center, spread = {"mixed": (0.0, 3.0), "init": (-4.0, 1.0), "none": (-60.0, 0.0), "floor": (60.0, 0.0)}[gate]
     shape = (1, num_tokens, num_heads, 128)
     inputs = {name: normal(*shape).bfloat16() for name in "qkv"}
     inputs |= {"g": (center + spread * normal(*shape)).bfloat16(), "beta": normal(*shape[:3]).bfloat16()}
@@ -63,12 +67,67 @@ def test_values_and_gradients_are_right_with_states_kept_and_recomputed(emulatio
             assert float((found[name].double() - x).norm() / x.norm()) < bar, (recompute, name)
 
 
-def test_counting_changes_no_output(emulation: object) -> None:
+OPTIONS: dict[str, Any] = {"scale": SCALE, "lower_bound": -5.0, "cu_seqlens": None, "initial_state": None}
+
+
+@pytest.mark.parametrize("who", ["beside", "idle"])
+def test_counting_changes_no_output(emulation: object, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    monkeypatch.setenv("SAMITE_KERNELS_KDA_COUNTS", who)
     inputs = make_inputs(70, 1, "init")
-    options = {"scale": SCALE, "lower_bound": -5.0, "cu_seqlens": None, "initial_state": None}
-    o, last = chunk_kda_sm90(**inputs, **options)
-    counted, end, counts = counted_chunk_kda_sm90(*inputs.values(), **options)
+    o, last = chunk_kda_sm90(**inputs, **OPTIONS)
+    counted, end, counts = counted_chunk_kda_sm90(*inputs.values(), **OPTIONS)
     assert torch.equal(counted, o)
     assert torch.equal(end, last)
     assert int(counts.gate_total) == 64 * 128
     assert int(counts.beta_total) == 70
+
+
+def broken(inputs: Results) -> Results:
+    """Values that are not finite, in every operand."""
+    inputs["q"][0, 3, 0, 5] = math.nan
+    inputs["k"][0, 69, 0, 6] = math.inf
+    inputs["g"][0, 10, 0, 7] = math.nan
+    inputs["beta"][0, 20, 0] = math.nan
+    return inputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gate", ["mixed", "none", "floor", "broken"])
+def test_warps_that_idle_count_what_all_count_beside_their_work(emulation: object, monkeypatch: pytest.MonkeyPatch, gate: str) -> None:
+    inputs = broken(make_inputs(70, 1, "mixed")) if gate == "broken" else make_inputs(50, 2, gate)
+    counts = {}
+    for who in ("beside", "idle"):  # the first chunk of the first head is sampled by both
+        monkeypatch.setenv("SAMITE_KERNELS_KDA_COUNTS", who)
+        counts[who] = dataclasses.asdict(counted_chunk_kda_sm90(*inputs.values(), **OPTIONS)[2])
+    assert str(counts["idle"]) == str(counts["beside"])
+    assert int(counts["idle"]["nonfinite_operands"]) == (131 if gate == "broken" else 0)
+    assert int(counts["idle"]["gate_total"]) == min(inputs["q"].shape[1], 64) * 128
+    if gate == "floor":
+        assert int(counts["idle"]["gate_sat_count"]) == int(counts["idle"]["gate_total"])
+
+
+def test_an_unknown_way_of_counting_is_refused(emulation: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMITE_KERNELS_KDA_COUNTS", "some")
+    with pytest.raises(ValueError, match="must be beside or idle, found 'some'"):
+        counted_chunk_kda_sm90(*make_inputs(3, 1, "none").values(), **OPTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "dt_bias", "initial_state", "d_o"])
+def test_memory_between_two_vectors_is_copied_not_misread(emulation: object, name: str) -> None:
+    def shifted(x: Tensor) -> Tensor:
+        return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+    inputs = make_inputs(20, 1, "mixed")
+    inputs["initial_state"] = torch.randn(1, 1, 128, 128)
+    d_o = torch.randn(inputs["v"].shape).bfloat16()
+
+    def gradients(**given: Tensor) -> list[Tensor]:
+        leaves = {x: y.detach().requires_grad_() for x, y in given.items() if x != "d_o"}
+        o, _ = chunk_kda_sm90(**leaves, scale=SCALE, lower_bound=-5.0, cu_seqlens=None)
+        return [o.detach(), *torch.autograd.grad(o, list(leaves.values()), given["d_o"])]
+
+    plain = inputs | {"d_o": d_o}
+    moved = plain | {name: shifted(plain[name])}
+    assert moved[name].data_ptr() % 16 != 0
+    assert all(torch.equal(a, b) for a, b in zip(gradients(**moved), gradients(**plain), strict=True))

@@ -1,5 +1,6 @@
 """The kernels folder keeps its promises: its README runs, its package imports light and alone, its hook is optional."""
 
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +25,17 @@ def test_the_package_imports_nothing_heavy_but_torch() -> None:
     loaded = {name.split(".")[0] for name in run.stdout.split()}
     assert "torch" in loaded
     assert loaded & {"triton", "fla", "samite", "samite_workloads", "ray", "numpy.distutils"} <= {"triton"}
+
+
+@pytest.mark.slow
+def test_benches_and_device_tests_load_where_there_is_no_device() -> None:
+    paths = {"PYTHONPATH": f"{FOLDER}:{FOLDER / 'gpu_tests'}:{FOLDER / 'benchmarks'}", "CUDA_VISIBLE_DEVICES": ""}
+    benches = ", ".join(sorted(path.stem for path in (FOLDER / "benchmarks").glob("bench_*.py")))
+    for command in (["-c", f"import {benches}"], ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "gpu_tests"]):
+        run = subprocess.run(
+            [sys.executable, *command], cwd=FOLDER, env=dict(os.environ) | paths, capture_output=True, text=True, check=False, timeout=200
+        )
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
 
 
 def test_the_build_hook_does_nothing_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:

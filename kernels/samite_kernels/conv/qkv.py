@@ -16,6 +16,7 @@ from samite_kernels.conv.reference import checked
 from samite_kernels.conv.short import last_inputs, short_conv
 from samite_kernels.runtime.choice import Choice, choose
 from samite_kernels.runtime.launch import hopper_obstacle
+from samite_kernels.runtime.tensors import check_devices
 
 VARIABLE = "SAMITE_KERNELS_CONV"
 
@@ -47,6 +48,7 @@ def short_conv_qkv(
         mixed, halo = short_conv_qkv(q, k, v, (q_taps, k_taps, v_taps), output_final_states=True)
     """
     streams = Qkv(q, k, v)
+    check_devices(("q", q), k=k, v=v)
     if {x.shape[:2] for x in streams} != {q.shape[:2]}:
         raise ValueError(f"q, k and v must have the same [B, T], found {[list(x.shape) for x in streams]}")
     states = initial_states if initial_states is not None else (None, None, None)

@@ -14,6 +14,7 @@ from torch import Tensor
 from samite_kernels.kda.documents import find_documents
 from samite_kernels.kda.sm90_launch import chunk_table
 from samite_kernels.runtime.launch import declare
+from samite_kernels.runtime.tensors import aligned
 
 TAPS = 4
 STRIP = 256
@@ -71,7 +72,7 @@ def _forward_operator(
 ) -> tuple[Tensor, Tensor, Tensor]:
     streams = [_rows(x) for x in (q, k, v)]
     y = (_like(q), _like(k), _like(v))
-    tensors: dict[str, Sequence[Tensor]] = {"x": streams, "weight": [x.contiguous() for x in (q_taps, k_taps, v_taps)], "y": y}
+    tensors: dict[str, Sequence[Tensor]] = {"x": streams, "weight": [aligned(x) for x in (q_taps, k_taps, v_taps)], "y": y}
     _run(_forward, tensors | _states("initial_state", (q_state, k_state, v_state)), q, cu_seqlens, activation)
     return y
 
@@ -110,7 +111,7 @@ def _backward_operator(
     parts = torch.empty(num_strips, sum(x.shape[0] for x in taps), TAPS, dtype=torch.float32, device=taps[0].device)
     tensors: dict[str, Sequence[Tensor]] = {
         "x": [_rows(x) for x in streams],
-        "weight": [x.contiguous() for x in taps],
+        "weight": [aligned(x) for x in taps],
         "d_y": [_rows(x) for x in d_y],
     }
     tensors |= {"d_x": d_x, "d_weight": d_taps} | _states("initial_state", states) | _states("d_initial_state", d_states)
@@ -152,12 +153,12 @@ def _like(x: Tensor) -> Tensor:
 def _rows(x: Tensor) -> Tensor:
     """[B, T, D] as rows a fixed distance apart that vector loads can take; a copy when it isn't."""
     rows = x.flatten(0, 1) if x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1) else x.contiguous().flatten(0, 1)
-    aligned = rows.stride(1) == 1 and rows.stride(0) % 4 == 0 and rows.stride(0) >= rows.shape[1] and rows.data_ptr() % 8 == 0
-    return rows if aligned else rows.contiguous()
+    fits = rows.stride(1) == 1 and rows.stride(0) % 4 == 0 and rows.stride(0) >= rows.shape[1] and rows.data_ptr() % 8 == 0
+    return rows if fits else aligned(rows)
 
 
 def _states(field: str, states: Sequence[Tensor | None]) -> dict[str, Sequence[Tensor]]:
-    given = [x.contiguous() for x in states if x is not None]
+    given = [aligned(x) for x in states if x is not None]
     return {field: given} if given else {}
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from samite_kernels.kda.documents import Documents, find_documents
+from samite_kernels.runtime.tensors import check_devices
 
 
 def short_conv_reference(
@@ -50,6 +51,10 @@ def checked(x: Tensor, weight: Tensor, *, cu_seqlens: Tensor | None, initial_sta
     wanted = (documents.count, taps.shape[1] - 1, num_channels)
     if initial_state is not None and tuple(initial_state.shape) != wanted:
         raise ValueError(f"initial_state must have shape {list(wanted)} ([N, W - 1, D]), found {list(initial_state.shape)}")
+    for name, tensor in {"x": x, "weight": weight, "initial_state": initial_state}.items():
+        if tensor is not None and not tensor.is_floating_point():
+            raise ValueError(f"{name} must be a floating-point tensor, found {tensor.dtype}")
+    check_devices(("x", x), weight=weight, initial_state=initial_state)
     return taps, documents
 
 

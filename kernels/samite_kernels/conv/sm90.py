@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from samite_kernels.kda.documents import Documents
 from samite_kernels.kda.sm90_launch import addresses_of, block, chunk_table, fill
 from samite_kernels.runtime.launch import declare
+from samite_kernels.runtime.tensors import aligned
 
 TAPS = 4
 _POINTERS = "x weight initial_state d_y y d_x d_initial_state d_weight_parts d_weight chunks"
@@ -38,8 +39,8 @@ def short_conv_sm90(x: Tensor, taps: Tensor, documents: Documents, initial_state
 class _ShortConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, taps: Tensor, state: Tensor | None, documents: Documents, activation: bool) -> Tensor:
-        x, taps = x.contiguous(), taps.contiguous()
-        state = None if state is None else state.contiguous()
+        x, taps = aligned(x), aligned(taps)
+        state = None if state is None else aligned(state)
         ctx.save_for_backward(x, taps, state)
         ctx.documents, ctx.activation = documents, activation
         y = torch.empty_like(x)
@@ -50,7 +51,7 @@ class _ShortConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, taps, state = ctx.saved_tensors
-        d_y = gradients[0].contiguous()
+        d_y = aligned(gradients[0])
         d_x, d_taps = torch.empty_like(x), torch.empty_like(taps)
         d_state = None if state is None else torch.zeros_like(state)
         num_chunks = chunk_table(ctx.documents, x.device).num_chunks

@@ -1,9 +1,6 @@
 // The forward scan: passes the state through the chunks of a document and writes the outputs, one block per (document, head, half of V).
 //
-// The state is held transposed, [64 v, 128 k], in float32 accumulators of the first warpgroup; its bfloat16 copy is the register operand of
-// the next product, so the serial chain of a chunk touches shared memory only to read factors:
-//
-//   chain     Vn' = U' + S' (-W)'        S' = e^G_last S' + Vn' kt
+//   chain     Vn' = U' + S' (-W)'        S' = e^G_last S' + Vn' kt      the first warpgroup, see chain.cuh
 //   output    O' = S' (s q e^G)' + Vn' A_qk'         the second warpgroup, one chunk behind, from bfloat16 copies of S' and Vn'
 //   load      one thread streams the factors of both through two rings of bulk copies
 //
@@ -11,24 +8,12 @@
 // idle and only the chain's own speed counts: without `o`, the second warpgroup just saves, and sm90_kda_output.cu makes the outputs.
 
 #include "include/arguments.cuh"
-#include "include/registers.cuh"
+#include "include/chain.cuh"
 
 namespace kda {
 namespace {
 
-constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 3 * kGroup;
-constexpr int kHalfImageBytes = kHalf * 128;  // 64 rows of v, 64 tokens
-
-struct ChainStage {
-    unsigned char minus_w[kTokenImageBytes];
-    unsigned char k_kept[kTokenImageBytes];
-    unsigned char u[kHalfImageBytes];
-    float keep[kDim];
-    uint64_t full;
-    uint64_t empty;
-    uint64_t unused[62];
-};
 struct OutputStage {
     unsigned char q_grown[kTokenImageBytes];
     unsigned char scores[kSquareImageBytes];
@@ -39,9 +24,8 @@ struct Copies {
 };
 constexpr int kChainStages = 3;
 constexpr int kOutputStages = 2;
-constexpr uint32_t kChainBytes = 2 * kTokenImageBytes + kHalfImageBytes + kDecayBytes;
 constexpr uint32_t kOutputBytes = kTokenImageBytes + kSquareImageBytes;
-static_assert(sizeof(ChainStage) % 1024 == 0 && sizeof(OutputStage) % 1024 == 0 && sizeof(Copies) % 1024 == 0);
+static_assert(sizeof(OutputStage) % 1024 == 0 && sizeof(Copies) % 1024 == 0);
 
 struct ScanShared {
     ChainStage chain[kChainStages];
@@ -52,27 +36,21 @@ struct ScanShared {
 static_assert(sizeof(ScanShared) <= 232448, "227 KiB a block");
 
 // The barriers of the output ring and of the copies live in the slack of the first chain stage.
-__device__ __forceinline__ uint32_t output_full(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[slot]); }
-__device__ __forceinline__ uint32_t output_empty(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[2 + slot]); }
-__device__ __forceinline__ uint32_t copies_full(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[4 + slot]); }
-__device__ __forceinline__ uint32_t copies_empty(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].unused[6 + slot]); }
+__device__ __forceinline__ uint32_t output_full(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].spare[slot]); }
+__device__ __forceinline__ uint32_t output_empty(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].spare[2 + slot]); }
+__device__ __forceinline__ uint32_t copies_full(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].spare[4 + slot]); }
+__device__ __forceinline__ uint32_t copies_empty(ScanShared& shared, int slot) { return ptx::shared_address(&shared.chain[0].spare[6 + slot]); }
 
 __device__ __forceinline__ void load_chunks(ScanShared& shared, const ScanArguments& arguments, int64_t first_tile, int num_chunks, int half) {
     for (int n = 0; n < num_chunks; ++n) {
         const int64_t tile = first_tile + static_cast<int64_t>(n) * arguments.num_heads;
         ChainStage& stage = shared.chain[n % kChainStages];
-        uint32_t full = ptx::shared_address(&stage.full);
         ptx::barrier_wait(ptx::shared_address(&stage.empty), ((n / kChainStages) & 1) ^ 1);
-        ptx::barrier_expect_bytes(full, kChainBytes);
-        ptx::bulk_load(ptx::shared_address(stage.minus_w), arguments.minus_w + tile * kTokenImageBytes, kTokenImageBytes, full);
-        ptx::bulk_load(ptx::shared_address(stage.u), arguments.u_transposed + tile * kTokenImageBytes + half * kHalfImageBytes,
-                       kHalfImageBytes, full);
-        ptx::bulk_load(ptx::shared_address(stage.keep), arguments.keep + tile * kDim, kDecayBytes, full);
-        ptx::bulk_load(ptx::shared_address(stage.k_kept), arguments.k_kept + tile * kTokenImageBytes, kTokenImageBytes, full);
+        load_stage(stage, arguments, tile, half);
 
         if (!arguments.o) continue;
         OutputStage& output = shared.output[n % kOutputStages];
-        full = output_full(shared, n % kOutputStages);
+        const uint32_t full = output_full(shared, n % kOutputStages);
         ptx::barrier_wait(output_empty(shared, n % kOutputStages), ((n / kOutputStages) & 1) ^ 1);
         ptx::barrier_expect_bytes(full, kOutputBytes);
         ptx::bulk_load(ptx::shared_address(output.q_grown), arguments.q_grown + tile * kTokenImageBytes, kTokenImageBytes, full);
@@ -81,17 +59,12 @@ __device__ __forceinline__ void load_chunks(ScanShared& shared, const ScanArgume
 }
 
 __device__ __forceinline__ void run_chain(ScanShared& shared, const ScanArguments& arguments, int num_chunks, int64_t state_offset, int half) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int v_row = half * kHalf + warp * 16 + (lane >> 2);
     float state[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) state[i] = 0.f;
     if (arguments.initial_state) {
 #pragma unroll
-        for (int i = 0; i < 64; ++i) {
-            const int k = (i >> 2) * 8 + (lane & 3) * 2 + (i & 1), v = v_row + ((i >> 1) & 1) * 8;
-            state[i] = arguments.initial_state[state_offset + k * kDim + v];
-        }
+        for (int i = 0; i < 64; ++i) state[i] = arguments.initial_state[state_offset + first_element(half) + further_element(i)];
     }
     for (int n = 0; n < num_chunks; ++n) {
         const ChainStage& stage = shared.chain[n % kChainStages];
@@ -103,57 +76,22 @@ __device__ __forceinline__ void run_chain(ScanShared& shared, const ScanArgument
         __syncwarp();  // the compiler serialises products that it finds on a divergent path
 
         float v_new[32];
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < 8; ++s) {
-            ptx::wgmma_rs<0>(v_new, state_operand[4 * s], state_operand[4 * s + 1], state_operand[4 * s + 2], state_operand[4 * s + 3],
-                             w.along(s), s > 0);
-        }
-        ptx::wgmma_commit();
+        start_new_values(v_new, state_operand, w);
         ptx::barrier_wait(copies_empty(shared, n & 1), ((n >> 1) & 1) ^ 1);
         __syncwarp();
         store_rows<8>(copies.state, state_operand);
-        uint32_t u[16];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            const int row = warp * 16 + (lane >> 2) + (i & 1) * 8;
-            u[i] = *reinterpret_cast<const uint32_t*>(stage.u + piece_offset(row, i >> 1) + (lane & 3) * 4);
-        }
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(v_new);
-        uint32_t v_operand[16];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            v_operand[i] = ptx::pack_bf16(v_new[2 * i] + ptx::low_bf16(u[i]), v_new[2 * i + 1] + ptx::high_bf16(u[i]));
-        }
-#pragma unroll
-        for (int t = 0; t < 16; ++t) {
-            const float2 keep = *reinterpret_cast<const float2*>(stage.keep + t * 8 + (lane & 3) * 2);
-            state[4 * t] *= keep.x;
-            state[4 * t + 1] *= keep.y;
-            state[4 * t + 2] *= keep.x;
-            state[4 * t + 3] *= keep.y;
-        }
-        ptx::wgmma_pin(state);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            ptx::wgmma_rs<1>(state, v_operand[4 * s], v_operand[4 * s + 1], v_operand[4 * s + 2], v_operand[4 * s + 3], k.down(s));
-        }
-        ptx::wgmma_commit();
+        uint32_t u[16], v_operand[16];
+        read_values(u, stage);
+        finish_new_values(v_operand, v_new, u);
+        start_next_state(state, v_operand, stage, k);
         store_rows<4>(copies.v_new, v_operand);
         ptx::fence_async_shared();
         ptx::barrier_arrive(copies_full(shared, n & 1));
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(state);
-        ptx::barrier_arrive(ptx::shared_address(&stage.empty));
+        finish_next_state(state, stage);
     }
     if (arguments.final_state) {
 #pragma unroll
-        for (int i = 0; i < 64; ++i) {
-            const int k = (i >> 2) * 8 + (lane & 3) * 2 + (i & 1), v = v_row + ((i >> 1) & 1) * 8;
-            arguments.final_state[state_offset + k * kDim + v] = state[i];
-        }
+        for (int i = 0; i < 64; ++i) arguments.final_state[state_offset + first_element(half) + further_element(i)] = state[i];
     }
 }
 

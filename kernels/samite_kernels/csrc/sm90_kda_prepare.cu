@@ -18,6 +18,7 @@
 //   a_off     A_kk below the diagonal tiles -> the inverse times beta
 
 #include "include/prepare.cuh"
+#include "include/survey.cuh"
 
 namespace kda {
 namespace {
@@ -53,7 +54,10 @@ __device__ __forceinline__ void grow_in_place(PrepareShared& shared, const Grow&
     }
 }
 
-template <bool Count>
+// Who counts the decay signals, if anyone.
+enum Counting : int { kNothing, kBeside, kIdleWarps };
+
+template <int Count>
 __global__ void __launch_bounds__(kThreads, kBlocks) prepare(const __grid_constant__ PrepareArguments arguments) {
     extern __shared__ __align__(1024) unsigned char raw_shared[];
     PrepareShared& shared = *reinterpret_cast<PrepareShared*>(raw_shared);
@@ -66,11 +70,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks) prepare(const __grid_consta
     load_tokens<kThreads>(shared.k, arguments.k, chunk, head, arguments.num_heads);
     load_tokens<kThreads>(shared.g, arguments.g, chunk, head, arguments.num_heads);
     ptx::copy_async_commit();
-    std::conditional_t<Count, Tally, Silent> tally(arguments, head);
+    std::conditional_t<Count == kBeside, Tally, Silent> tally(arguments, head);
     if (threadIdx.x < kChunk) {
         const float beta = write_strength(arguments.beta, chunk, head, arguments.num_heads, threadIdx.x);
         shared.beta[threadIdx.x] = beta;
-        if constexpr (Count) {
+        if constexpr (Count == kBeside) {
             if (threadIdx.x < chunk.rows) tally.see_beta(beta);
         }
     }
@@ -102,9 +106,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) prepare(const __grid_consta
     }
     grow_in_place(shared, grow);
     __syncthreads();
-    if (warp < 4) join_strip<1>(shared, inverse, (warp >> 1) * 32 + 16, (warp >> 1) * 32, warp & 1);
+    if (warp < 4) {
+        join_strip<1>(shared, inverse, (warp >> 1) * 32 + 16, (warp >> 1) * 32, warp & 1);
+    } else if constexpr (Count == kIdleWarps) {
+        survey_chunk(shared, arguments, chunk, head, threadIdx.x - kSurveyThreads);
+    }
     __syncthreads();
-    if (warp < 4) join_strip<2>(shared, inverse, 32, 0, warp);
+    if (warp < 4) {
+        join_strip<2>(shared, inverse, 32, 0, warp);
+    } else if constexpr (Count == kIdleWarps) {
+        if ((chunk.place + head) % kSurveyElementsEvery == 0) survey_elements(arguments, chunk, head, tile, threadIdx.x - kSurveyThreads);
+    }
     __syncthreads();
     inverse_to_operand(shared, inverse, inverse_beta, arguments.inverse ? arguments.inverse + tile * kSquareImageBytes : nullptr);
     ptx::copy_async_wait<0>();
@@ -145,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) prepare(const __grid_consta
     }
 }
 
-template <bool Count>
+template <int Count>
 int launch(const PrepareArguments* arguments, cudaStream_t stream) {
     const int64_t tiles = static_cast<int64_t>(arguments->num_chunks) * arguments->num_heads;
     if (tiles == 0) return 0;
@@ -161,5 +173,7 @@ int launch(const PrepareArguments* arguments, cudaStream_t stream) {
 
 // Called by kda/sm90_launch.py. Returns a cudaError_t; never throws, synchronises or allocates.
 extern "C" int sm90_kda_prepare(const kda::PrepareArguments* arguments, cudaStream_t stream) {
-    return arguments->counts ? kda::launch<true>(arguments, stream) : kda::launch<false>(arguments, stream);
+    using namespace kda;
+    if (!arguments->counts) return launch<kNothing>(arguments, stream);
+    return arguments->idle_count ? launch<kIdleWarps>(arguments, stream) : launch<kBeside>(arguments, stream);
 }

@@ -82,8 +82,8 @@ def counted_chunk_kda(
 ) -> tuple[Tensor, Tensor | None, DecayCounts]:
     """`chunk_kda` and the decay signals of its call, for sampled steps: chunks of 64, tiles of 16 with their start as anchor.
 
-    On sm90 the kernels count beside their work: alarms (lossy flushes, values that are not finite) and beta everywhere, the rest in every
-    sixteenth chunk of a head, as the totals say. Elsewhere `decay_counts` makes a pass of its own over everything.
+    On sm90 the kernels count beside their work: alarms (lossy flushes, values that are not finite) and beta everywhere, the rest in some
+    chunks of a head (`sm90_counts`), as the totals say. Elsewhere `decay_counts` makes a pass of its own over everything.
     """
     tensors = (q, k, v, g, beta, A_log, dt_bias)
     _check_raw(tensors, lower_bound=lower_bound, cu_seqlens=cu_seqlens, initial_state=initial_state)
@@ -121,11 +121,11 @@ def _check_raw(
     q, k, v, g, beta, a_log, dt_bias = tensors
     contract.check_lower_bound(lower_bound)
     contract.check_tensors(q, k, v, g, beta)
-    contract.check_gate_parameters(a_log, dt_bias, num_heads=q.shape[2], key_dim=q.shape[3])
+    contract.check_gate_parameters(a_log, dt_bias, q=q)
     if cu_seqlens is not None:
         check_cu_seqlens_form(cu_seqlens, batch=q.shape[0])
     num_documents = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    contract.check_initial_state(initial_state, wanted=(num_documents, q.shape[2], q.shape[3], v.shape[3]), device=q.device)
+    contract.check_initial_state(initial_state, wanted=(num_documents, q.shape[2], q.shape[3], v.shape[3]), q=q)
 
 
 def _chunk_kda_reference(
@@ -179,7 +179,7 @@ def chunk_kda_core(
     contract.check_lower_bound(lower_bound)
     contract.check_tensors(q, k, v, log_decay, beta)
     documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
-    contract.check_initial_state(initial_state, wanted=_state_shape(q, v, documents), device=q.device)
+    contract.check_initial_state(initial_state, wanted=_state_shape(q, v, documents), q=q)
     if check_decay:
         _check_log_decay(log_decay, lower_bound)
     dtype = compute_dtype(q, k, v, log_decay, beta, initial_state)

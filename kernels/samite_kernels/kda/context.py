@@ -34,7 +34,7 @@ def segment_map(
     contract.check_lower_bound(lower_bound)
     contract.check_tensors(k, k, v, g, beta)
     num_heads, key_dim = k.shape[2:]
-    contract.check_gate_parameters(A_log, dt_bias, num_heads=num_heads, key_dim=key_dim)
+    contract.check_gate_parameters(A_log, dt_bias, q=k)
     documents = find_documents(cu_seqlens, batch=k.shape[0], num_tokens=k.shape[1])
     value_dim = v.shape[-1]
     identity = torch.eye(key_dim, dtype=torch.float32, device=k.device)

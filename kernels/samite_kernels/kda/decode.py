@@ -40,9 +40,9 @@ def recurrent_kda(
     contract.check_lower_bound(lower_bound)
     contract.check_tensors(q, k, v, g, beta)
     num_heads, key_dim = q.shape[2:]
-    contract.check_gate_parameters(A_log, dt_bias, num_heads=num_heads, key_dim=key_dim)
+    contract.check_gate_parameters(A_log, dt_bias, q=q)
     documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
-    contract.check_initial_state(initial_state, wanted=(documents.count, num_heads, key_dim, v.shape[3]), device=q.device)
+    contract.check_initial_state(initial_state, wanted=(documents.count, num_heads, key_dim, v.shape[3]), q=q)
     scale = key_dim**-0.5 if scale is None else scale
     tensors = (q, k, v, g, beta, A_log, dt_bias, *(() if initial_state is None else (initial_state,)))
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

@@ -9,6 +9,7 @@ from torch import Tensor
 from samite_kernels.kda.documents import Documents, find_documents
 from samite_kernels.kda.sm90_launch import HEAD_DIM, addresses_of, block, fill
 from samite_kernels.runtime.launch import declare
+from samite_kernels.runtime.tensors import aligned
 
 DecodeArguments = block(
     "DecodeArguments",
@@ -35,14 +36,14 @@ def kda_decode(
     lower_bound: float,
 ) -> tuple[Tensor, Tensor]:
     """o like v, and the state after each document [N, H, 128, 128] float32; bfloat16 tokens, float32 parameters and states."""
-    q, k, v, g, beta = (x.to(torch.bfloat16).contiguous() for x in (q, k, v, g, beta))
+    q, k, v, g, beta = (aligned(x.to(torch.bfloat16)) for x in (q, k, v, g, beta))
     documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
     num_heads = q.shape[2]
     o = torch.empty_like(v)
     final_state = torch.empty(documents.count, num_heads, HEAD_DIM, HEAD_DIM, dtype=torch.float32, device=q.device)
-    state = None if initial_state is None else initial_state.float().contiguous()
-    tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a_log": A_log.float().contiguous(), "initial_state": state}
-    tensors |= {"dt_bias": dt_bias.float().contiguous(), "offsets": _offsets(documents, q.device), "final_state": final_state, "o": o}
+    state = None if initial_state is None else aligned(initial_state.float())
+    tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a_log": aligned(A_log.float()), "initial_state": state}
+    tensors |= {"dt_bias": aligned(dt_bias.float()), "offsets": _offsets(documents, q.device), "final_state": final_state, "o": o}
     numbers = {"num_documents": documents.count, "num_heads": num_heads, "scale": scale, "lower_bound": lower_bound}
     _decode(fill(DecodeArguments, addresses_of(tensors), **numbers), q.device)
     return o, final_state

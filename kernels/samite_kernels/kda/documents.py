@@ -64,6 +64,10 @@ def find_documents(cu_seqlens: Tensor | None, *, batch: int, num_tokens: int) ->
 
 def check_cu_seqlens_form(cu_seqlens: Tensor, *, batch: int) -> None:
     """The checks that need no look at the values."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise ValueError(f"cu_seqlens must be a tensor, found {type(cu_seqlens).__name__}: give torch.tensor(...) on the CPU")
+    if cu_seqlens.device.type == "meta":
+        raise ValueError("cu_seqlens must hold values, found a tensor on meta: give it on the CPU")
     if cu_seqlens.dtype not in _INTEGER_TYPES:
         raise ValueError(f"cu_seqlens must be int32 or int64, found {cu_seqlens.dtype}: convert it with .to(torch.int32)")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:

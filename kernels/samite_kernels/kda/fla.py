@@ -24,7 +24,7 @@ def chunk_kda_fla(
     from fla.ops.kda import chunk_kda
 
     find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])  # raises for offsets that would read elsewhere
-    offsets = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int64)
+    offsets = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int64).contiguous()
     o, final_state = chunk_kda(
         q,
         k,

@@ -22,8 +22,10 @@ from samite_kernels.kda.documents import find_documents
 from samite_kernels.kda.signals import DecayCounts
 from samite_kernels.kda.sm90_counts import Tally, counts_of
 from samite_kernels.kda.sm90_launch import CHUNK, HEAD_DIM, SQUARE_IMAGE, STATE_IMAGE, TOKEN_IMAGE, fill
+from samite_kernels.kda.sm90_pieces import run_forward_in_pieces, wanted_pieces
 from samite_kernels.kda.sm90_schedule import KEPT, States, run_backward, run_forward
-from samite_kernels.kda.sm90_segments import segments_of
+from samite_kernels.kda.sm90_segments import segments_of, whole_of
+from samite_kernels.runtime.tensors import aligned
 
 _KEPT_ELEMENTS = dict(zip(KEPT, (STATE_IMAGE, TOKEN_IMAGE, SQUARE_IMAGE, SQUARE_IMAGE), strict=True))
 _ALL_KEPT = sum(_KEPT_ELEMENTS.values())
@@ -50,9 +52,8 @@ def kda_forward(
 
     `keep`: "nothing", "all" [tiles, elements] bfloat16, or "ends" [segments - 1, H, K, V] float32, from which the backward recomputes.
     """
-    q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
-    A_log, dt_bias = A_log.contiguous(), dt_bias.contiguous()
-    initial_state = None if initial_state is None else initial_state.contiguous()
+    q, k, v, g, beta, A_log, dt_bias = (aligned(x) for x in (q, k, v, g, beta, A_log, dt_bias))
+    initial_state = None if initial_state is None else aligned(initial_state)
     documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
     table = kernels.chunk_table(documents, q.device)
     tiles = table.num_chunks * q.shape[2]
@@ -61,14 +62,18 @@ def kda_forward(
     inputs = _addresses(q, k, v, g, beta, A_log, dt_bias, table) | kernels.addresses_of({"o": o})
     inputs |= kernels.addresses_of({"counts": tally.rows}) if count else {}
     numbers = {"num_heads": q.shape[2], "scale": scale, "lower_bound": lower_bound}
-    segments = segments_of(documents, q.shape[2], q.device)
+    pieces = None if keep == "ends" else wanted_pieces(documents, q.shape[2], q.device)
+    segments = segments_of(documents, q.shape[2], q.device) if pieces is None else (whole_of(documents, q.device),)
     states = States.passing(segments, initial_state, final_state)
     if keep == "all":
         kept = torch.empty(tiles, _ALL_KEPT, dtype=torch.bfloat16, device=q.device)
         inputs |= _kept_addresses(kept)
     else:
         kept = states.between if keep == "ends" else q.new_empty((0, _ALL_KEPT))
-    run_forward(segments, inputs, numbers, states, prepared=tally.sum_up)
+    if pieces is None:
+        run_forward(segments, inputs, numbers, states, prepared=tally.sum_up)
+    else:
+        run_forward_in_pieces(pieces, segments[0], inputs, numbers, states, prepared=tally.sum_up)
     return o, final_state, kept, *tally.sums
 
 
@@ -135,10 +140,9 @@ def kda_backward(
     keep: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, g, beta, A_log, dt_bias and the initial state; `kept` as the forward returned it for `keep`."""
-    q, k, v, g, beta, d_o = (x.contiguous() for x in (q, k, v, g, beta, d_o))
-    A_log, dt_bias = A_log.contiguous(), dt_bias.contiguous()
-    d_final_state = None if d_final_state is None else d_final_state.contiguous()
-    initial_state = None if initial_state is None else initial_state.contiguous()
+    q, k, v, g, beta, d_o, A_log, dt_bias = (aligned(x) for x in (q, k, v, g, beta, d_o, A_log, dt_bias))
+    d_final_state = None if d_final_state is None else aligned(d_final_state)
+    initial_state = None if initial_state is None else aligned(initial_state)
     documents = find_documents(cu_seqlens, batch=q.shape[0], num_tokens=q.shape[1])
     table = kernels.chunk_table(documents, q.device)
     tiles = table.num_chunks * q.shape[2]

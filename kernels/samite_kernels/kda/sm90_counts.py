@@ -1,9 +1,11 @@
 """The decay signals that the prepare kernels count, from their tally to `DecayCounts`.
 
-csrc/include/tally.cuh says what a head's row of the tally holds.
+csrc/include/tally.cuh says what a head's row of the tally holds. `SAMITE_KERNELS_KDA_COUNTS=idle` lets warps that idle count
+(csrc/include/survey.cuh) in the place of all of them beside their work; elements are then seen in every 64th chunk of a head, not every 16th.
 """
 
 import math
+import os
 from functools import lru_cache
 
 import torch
@@ -13,16 +15,21 @@ from samite_kernels.kda.signals import FORGET_THRESHOLDS, DecayCounts
 from samite_kernels.kda.sm90_launch import HEAD_DIM, TallyArguments, addresses_of, fill
 from samite_kernels.runtime.launch import declare
 
+VARIABLE = "SAMITE_KERNELS_KDA_COUNTS"
 TALLY_ROW = 16 + HEAD_DIM
 _SATURATED_WITHIN, _OPEN_WITHIN = 0.05, 1e-4
 _tally = declare("sm90_kda_tally")
 
 
-def gate_logits(lower_bound: float) -> dict[str, float]:
-    """Logits of the gate's sigmoid beyond which a decay counts as saturated or open."""
+def counting(lower_bound: float) -> dict[str, float]:
+    """How to count: the logits of the gate's sigmoid beyond which a decay is saturated or open, and who counts."""
+    who = os.environ.get(VARIABLE, "beside")
+    if who not in ("beside", "idle"):
+        raise ValueError(f"{VARIABLE} must be beside or idle, found {who!r}")
     return {
         "saturated_logit": _logit(1.0 + _SATURATED_WITHIN / lower_bound),
         "open_logit": _logit(-_OPEN_WITHIN / lower_bound),
+        "idle_count": int(who == "idle"),
     }
 
 

@@ -18,6 +18,7 @@ HEAD_DIM = 128
 TOKEN_IMAGE = CHUNK * HEAD_DIM
 SQUARE_IMAGE = CHUNK * CHUNK
 STATE_IMAGE = HEAD_DIM * HEAD_DIM
+_MOST_TOKENS = 2**31 - 1
 
 
 class Block(ctypes.Structure):
@@ -38,7 +39,7 @@ def block(name: str, pointers: str, integers: str, floats: str = "") -> type[Blo
 PrepareArguments = block(
     "PrepareArguments",
     "q k v g beta a_log dt_bias chunks minus_w q_grown k_kept u_transposed inverse scores keep counts",
-    "num_chunks num_heads",
+    "num_chunks num_heads idle_count",
     "scale lower_bound saturated_logit open_logit",
 )
 RebuildArguments = block(
@@ -53,6 +54,8 @@ ScanArguments = block(
     "num_documents num_heads",
 )
 OutputArguments = block("OutputArguments", "q_grown scores states v_new chunks o", "num_chunks num_heads")
+MapsArguments = block("MapsArguments", "minus_w k_kept u_transposed keep first_chunk maps ends", "num_pieces num_heads")
+FoldArguments = block("FoldArguments", "maps ends initial_state first_piece starts", "num_documents num_heads")
 ReverseScanArguments = block(
     "ReverseScanArguments",
     "minus_w q_grown k_kept scores keep chunks first_chunk d_o d_final_state d_initial_state d_states d_v_new",
@@ -71,6 +74,8 @@ prepare = declare("sm90_kda_prepare")
 rebuild = declare("sm90_kda_rebuild")
 scan = declare("sm90_kda_scan")
 output = declare("sm90_kda_output")
+maps = declare("sm90_kda_maps")
+fold = declare("sm90_kda_fold")
 reverse_scan = declare("sm90_kda_reverse_scan")
 gradient = declare("sm90_kda_gradient")
 reduce = declare("sm90_kda_reduce")
@@ -80,6 +85,8 @@ class ChunkTable:
     """Where each chunk of the documents lies, on the device: `chunks` [C, 4] int32, a row (first token, rows, document, place within it)."""
 
     def __init__(self, documents: Documents, device: torch.device, chunk_size: int = CHUNK) -> None:
+        if documents.num_tokens > _MOST_TOKENS:
+            raise ValueError(f"the kernels count tokens in 32 bits, at most {_MOST_TOKENS}, found {documents.num_tokens}: cut the call")
         counts = torch.tensor(documents.num_chunks(chunk_size), dtype=torch.int64)
         first = torch.zeros(documents.count + 1, dtype=torch.int64)
         first[1:] = counts.cumsum(0)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from samite_kernels.kda import sm90_launch as kernels
-from samite_kernels.kda.sm90_counts import gate_logits
+from samite_kernels.kda.sm90_counts import counting
 from samite_kernels.kda.sm90_launch import HEAD_DIM, SQUARE_IMAGE, STATE_IMAGE, TOKEN_IMAGE, Addresses, fill
 from samite_kernels.kda.sm90_segments import Segment
 
@@ -83,7 +83,7 @@ def run_forward(
         _run_forward_apart(segments, inputs, numbers, states)
         prepared()
         return
-    work = _Work(segments, inputs, numbers, FORWARD_FACTORS, states)
+    work = Work(segments, inputs, numbers, FORWARD_FACTORS, states)
     scanned: list[torch.cuda.Event | None] = []
     for index, segment in enumerate(segments):
         if index >= _SLOTS:
@@ -101,7 +101,7 @@ def run_forward(
 def _run_forward_apart(segments: tuple[Segment, ...], inputs: Addresses, numbers: Numbers, states: States) -> None:
     """The same with outputs made by a kernel of their own, from saved states."""
     kept = () if inputs.get("states") else ("states", "v_new")
-    work = _Work(segments, inputs, numbers, FORWARD_FACTORS + kept, states)
+    work = Work(segments, inputs, numbers, FORWARD_FACTORS + kept, states)
     waiting: tuple[Addresses, Segment, torch.cuda.Event | None] | None = None
     for index, segment in enumerate(segments):
         part = work.part(index, segment)
@@ -116,7 +116,7 @@ def _run_forward_apart(segments: tuple[Segment, ...], inputs: Addresses, numbers
         _run_output(work, *waiting)
 
 
-def _run_output(work: "_Work", part: Addresses, segment: Segment, scanned: torch.cuda.Event | None) -> None:
+def _run_output(work: "Work", part: Addresses, segment: Segment, scanned: torch.cuda.Event | None) -> None:
     work.lane.main_waits(scanned)
     sizes = {"num_chunks": segment.stop - segment.start, "num_heads": work.num_heads}
     kernels.output(fill(kernels.OutputArguments, part, **sizes), work.device)
@@ -130,7 +130,7 @@ def run_backward(
     `forward`, of which `last` stays untouched: what the forward kept is not in `inputs` and is recomputed, a segment at a time.
     """
     factors = BACKWARD_FACTORS if forward is None else (*BACKWARD_FACTORS, "u_transposed", "states", "v_new")
-    work = _Work(segments, inputs, numbers, factors, states)
+    work = Work(segments, inputs, numbers, factors, states)
     waiting: tuple[Addresses, Segment, torch.cuda.Event | None] | None = None
     for index, segment in enumerate(reversed(segments)):
         part = work.part(index, segment)
@@ -158,12 +158,12 @@ def _start(states: States, index: int, segment: Segment) -> int:
     return 0 if states.first is None else states.first.data_ptr() + segment.first_document * states.first[0].numel() * 4
 
 
-def _run_gradient(work: "_Work", part: Addresses, segment: Segment, scanned: torch.cuda.Event | None) -> None:
+def _run_gradient(work: "Work", part: Addresses, segment: Segment, scanned: torch.cuda.Event | None) -> None:
     work.lane.main_waits(scanned)
     kernels.gradient(fill(kernels.GradientArguments, part, **work.sizes(segment)), work.device)
 
 
-class _Work:
+class Work:
     """The memory of factors, in slots that segments take in turn, and where each segment finds everything."""
 
     def __init__(
@@ -211,7 +211,7 @@ class _Work:
     def prepare(self, part: Addresses, segment: Segment) -> None:
         """All factors of a segment on the main stream."""
         numbers = self.sizes(segment)
-        numbers |= gate_logits(self.numbers["lower_bound"]) if part.get("counts") else {}
+        numbers |= counting(self.numbers["lower_bound"]) if part.get("counts") else {}
         kernels.prepare(fill(kernels.PrepareArguments, part, **numbers), self.device)
 
     def sizes(self, segment: Segment) -> dict[str, float]:

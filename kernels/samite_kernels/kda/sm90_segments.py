@@ -1,5 +1,6 @@
 """How long inputs are cut into segments, whose kernels `sm90_schedule` runs beside each other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -34,6 +35,8 @@ def segments_of(documents: Documents, num_heads: int, device: torch.device) -> t
     total = sum(counts)
     shares = next((shares for shares, tiles in _SHARES if total >= _LEAST_CHUNKS and total * num_heads >= tiles), (1,))
     wanted = len(shares)
+    if wanted == 1:
+        return (whole_of(documents, device),)
     if documents.count == 1:
         bounds = [total * share // sum(shares) for share in accumulate(shares, initial=0)]
         return tuple(_segment(start, stop, 0, (stop - start,), device) for start, stop in pairwise(bounds))
@@ -48,12 +51,24 @@ def segments_of(documents: Documents, num_heads: int, device: torch.device) -> t
 
 
 def _segment(start: int, stop: int, first_document: int, counts: tuple[int, ...], device: torch.device) -> Segment:
-    first_chunk = torch.zeros(len(counts) + 1, dtype=torch.int64)
-    first_chunk[1:] = torch.tensor(counts).cumsum(0)
     return Segment(
         start=start,
         stop=stop,
         first_document=first_document,
         num_documents=len(counts),
-        first_chunk=first_chunk.to(device, torch.int32),
+        first_chunk=first_chunks(counts).to(device, torch.int32),
     )
+
+
+@lru_cache(maxsize=128)
+def whole_of(documents: Documents, device: torch.device) -> Segment:
+    """All documents as one segment."""
+    counts = documents.num_chunks(CHUNK)
+    return _segment(0, sum(counts), 0, counts, device)
+
+
+def first_chunks(counts: Sequence[int]) -> Tensor:
+    """Where each of neighbouring runs begins, and the end of the last: [runs + 1] int64."""
+    first = torch.zeros(len(counts) + 1, dtype=torch.int64)
+    first[1:] = torch.tensor(counts, dtype=torch.int64).cumsum(0)
+    return first

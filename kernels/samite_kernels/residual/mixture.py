@@ -19,6 +19,7 @@ from samite_kernels.residual import sm90
 from samite_kernels.residual.reference import attention_residual_reference
 from samite_kernels.runtime.choice import Choice, choose
 from samite_kernels.runtime.launch import hopper_obstacle
+from samite_kernels.runtime.tensors import check_devices
 
 VARIABLE = "SAMITE_KERNELS_RESIDUAL"
 
@@ -79,6 +80,8 @@ def _check(values: Sequence[Tensor], query_D: Tensor, norm_weight_D: Tensor | No
     for name, weight in (("query", query_D), ("norm_weight", norm_weight_D)):
         if weight is not None and tuple(weight.shape) != (width,):
             raise ValueError(f"{name} must have shape [{width}], found {list(weight.shape)}")
+    more = {f"source {i}": v for i, v in enumerate(values[1:], 1)}
+    check_devices(("source 0", values[0]), query=query_D, norm_weight=norm_weight_D, **more)
 
 
 def _obstacle(values: Sequence[Tensor]) -> str | None:

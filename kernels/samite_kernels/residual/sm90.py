@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from samite_kernels.runtime.launch import declare, num_multiprocessors
+from samite_kernels.runtime.tensors import aligned
 
 MAX_SOURCES = 16
 MAX_WIDTH = 7168
@@ -26,7 +27,7 @@ Saved = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class ResidualArguments(ctypes.Structure):
-    """Mirrors `residual::Arguments` of csrc/sm90_attention_residual.cu; a test compares them."""
+    """Mirrors `residual::Arguments` of csrc/include/residual.cuh; a test compares them."""
 
     _fields_ = [
         ("values", ctypes.c_void_p * MAX_SOURCES),
@@ -53,12 +54,12 @@ def size_obstacle(num_sources: int, width: int) -> str | None:
 
 def run_forward(values: Sequence[Tensor], query: Tensor, norm_weight: Tensor | None, eps: float) -> tuple[Tensor, Saved]:
     """y and what the backward needs: weights, scores and inverse root mean squares [T, N], and the inverse root mean square of h [T]."""
-    values = [_aligned(v) for v in values]
+    values = [aligned(v) for v in values]
     num_tokens, count = values[0].shape[0], len(values)
     y = torch.empty_like(values[-1])
     weights, scores, inverses = (y.new_empty((num_tokens, count), dtype=torch.float32) for _ in range(3))
     norm_inverse = y.new_empty(num_tokens, dtype=torch.float32)
-    tensors: dict[str, Tensor | None] = {"query": query.float().contiguous(), "norm_weight": _float(norm_weight), "y": y}
+    tensors: dict[str, Tensor | None] = {"query": aligned(query.float()), "norm_weight": _float(norm_weight), "y": y}
     tensors |= {"weights": weights, "scores": scores, "inverses": inverses, "norm_inverse": norm_inverse}
     if num_tokens:
         _forward(_fill(values, tensors, eps, rows=count), y.device)
@@ -76,11 +77,11 @@ def run_backward(
     adds: Sequence[bool],
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of query and norm weight. Writes those of the sources to the contiguous `d_values`, or adds where `adds` says so."""
-    values, d_y = [_aligned(v) for v in values], _aligned(d_y)
+    values, d_y = [aligned(v) for v in values], aligned(d_y)
     weights, scores, inverses, norm_inverse = saved
     d_query = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
     d_norm_weight = None if norm_weight is None else torch.zeros_like(d_query)
-    tensors: dict[str, Tensor | None] = {"query": query.float().contiguous(), "norm_weight": _float(norm_weight), "d_y": d_y}
+    tensors: dict[str, Tensor | None] = {"query": aligned(query.float()), "norm_weight": _float(norm_weight), "d_y": d_y}
     tensors |= {"weights": weights, "scores": scores, "inverses": inverses, "norm_inverse": norm_inverse}
     tensors |= {"d_query": d_query, "d_norm_weight": d_norm_weight}
     if d_y.shape[0]:
@@ -93,14 +94,8 @@ def run_backward(
     return d_query.to(query.dtype), None if norm_weight is None or d_norm_weight is None else d_norm_weight.to(norm_weight.dtype)
 
 
-def _aligned(x: Tensor) -> Tensor:
-    """Contiguous rows that bulk copies can take: they begin at a multiple of 16 bytes."""
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
-
-
 def _float(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.float().contiguous()
+    return None if x is None else aligned(x.float())
 
 
 def _slots_at_most(width: int) -> int:

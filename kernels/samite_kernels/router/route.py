@@ -17,6 +17,7 @@ from samite_kernels.router.reference import count_margins_reference, route_refer
 from samite_kernels.router.sm90 import MOST_BINS, MOST_EXPERTS, MOST_K, count_margins_sm90, route_sm90
 from samite_kernels.runtime.choice import Choice, choose
 from samite_kernels.runtime.launch import hopper_obstacle
+from samite_kernels.runtime.tensors import check_devices
 
 VARIABLE = "SAMITE_KERNELS_ROUTER"
 
@@ -63,6 +64,16 @@ def count_margins(
     _check(logits_TE, bias_E, chosen_TK.shape[-1])
     if counts_EB1.dtype != torch.int32 or counts_EB1.dim() != 2 or counts_EB1.shape[0] != logits_TE.shape[1] or counts_EB1.shape[1] < 2:
         raise ValueError(f"counts must be int32 [{logits_TE.shape[1]}, B + 1], found {counts_EB1.dtype} {list(counts_EB1.shape)}")
+    if not counts_EB1.is_contiguous():
+        raise ValueError(f"counts must be contiguous, as they are added to in place, found strides {counts_EB1.stride()}")
+    num_tokens = logits_TE.shape[0]
+    wanted = {"threshold": (threshold_T, (num_tokens,)), "chosen": (chosen_TK, (num_tokens, chosen_TK.shape[-1]))}
+    for name, (tensor, shape) in (wanted | {"is_padding": (is_padding_T, (num_tokens,))}).items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} must have shape {list(shape)} to fit the logits, found {list(tensor.shape)}")
+    if chosen_TK.dtype != torch.int64:
+        raise ValueError(f"chosen must be int64 as route returns it, found {chosen_TK.dtype}")
+    check_devices(("logits", logits_TE), threshold=threshold_T, chosen=chosen_TK, counts=counts_EB1, is_padding=is_padding_T)
     arguments = (logits_TE.detach(), bias_E, threshold_T.detach(), chosen_TK, counts_EB1, is_padding_T)
     if explain_route(logits_TE, top_k=chosen_TK.shape[-1], num_bins=counts_EB1.shape[1] - 1).backend == "sm90":
         count_margins_sm90(*arguments)
@@ -78,6 +89,7 @@ def explain_route(logits_TE: Tensor, *, top_k: int, num_bins: int = 1) -> Choice
 def _check(logits_TE: Tensor, bias_E: Tensor, top_k: int) -> None:
     if logits_TE.dim() != 2 or tuple(bias_E.shape) != (logits_TE.shape[1],):
         raise ValueError(f"logits must be [T, E] and bias [E], found {list(logits_TE.shape)} and {list(bias_E.shape)}")
+    check_devices(("logits", logits_TE), bias=bias_E)
     if not 0 < top_k < logits_TE.shape[1]:
         raise ValueError(f"top_k must lie in [1, {logits_TE.shape[1] - 1}] for {logits_TE.shape[1]} experts, found {top_k}")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from samite_kernels.runtime.launch import declare, num_multiprocessors
+from samite_kernels.runtime.tensors import aligned
 
 MOST_EXPERTS = 1024
 MOST_K = 31
@@ -57,7 +58,7 @@ def num_segments_of(num_tokens: int, num_experts: int, device: torch.device) -> 
 
 @torch.library.custom_op("samite::router_choose", mutates_args=(), device_types=("cuda", "cpu"))
 def _choose_operator(logits: Tensor, bias: Tensor, top_k: int, factor: float) -> tuple[Tensor, Tensor, Tensor]:
-    logits, bias = logits.contiguous(), bias.float().contiguous()
+    logits, bias = aligned(logits), aligned(bias.float())
     chosen = logits.new_empty((logits.shape[0], top_k), dtype=torch.int64)
     weight, threshold = logits.new_empty((logits.shape[0], top_k)), logits.new_empty(logits.shape[0])
     tensors: dict[str, Tensor | None] = {"bias": bias, "chosen": chosen, "weight": weight, "threshold": threshold}
@@ -73,7 +74,7 @@ def _(logits: Tensor, bias: Tensor, top_k: int, factor: float) -> tuple[Tensor, 
 
 @torch.library.custom_op("samite::router_backward", mutates_args=(), device_types=("cuda", "cpu"))
 def _backward_operator(logits: Tensor, chosen: Tensor, d_weight: Tensor, factor: float) -> Tensor:
-    logits, chosen, d_weight = logits.contiguous(), chosen.contiguous(), d_weight.contiguous()
+    logits, chosen, d_weight = (aligned(x) for x in (logits, chosen, d_weight))
     d_logits = torch.empty_like(logits)
     tensors: dict[str, Tensor | None] = {"chosen": chosen, "d_weight": d_weight, "d_logits": d_logits}
     _backward(_fill(logits, chosen.shape[1], tensors, factor=factor), logits.device)
@@ -87,9 +88,8 @@ def _(logits: Tensor, chosen: Tensor, d_weight: Tensor, factor: float) -> Tensor
 
 @torch.library.custom_op("samite::router_count", mutates_args=("counts",), device_types=("cuda", "cpu"))
 def _count_operator(logits: Tensor, bias: Tensor, threshold: Tensor, chosen: Tensor, counts: Tensor, padding: Tensor | None) -> None:
-    logits, bias, threshold, chosen = logits.contiguous(), bias.float().contiguous(), threshold.contiguous(), chosen.contiguous()
-    padding = None if padding is None else padding.to(torch.uint8).contiguous()
-    assert counts.is_contiguous()
+    logits, bias, threshold, chosen = (aligned(x) for x in (logits, bias.float(), threshold, chosen))
+    padding = None if padding is None else aligned(padding.to(torch.uint8))
     tensors = {"bias": bias, "threshold": threshold, "chosen": chosen, "counts": counts, "padding": padding}
     segments = num_segments_of(logits.shape[0], logits.shape[1], logits.device)
     sizes = {"num_bins": counts.shape[1] - 1, "num_segments": segments}

@@ -4,8 +4,9 @@
     already in the cache?        ->  use it
     else lock -> compile in a private folder -> rename into place -> use it
 
-Called by `launch` at first use, and by packaging through `build_into`. The lock is held by the kernel for the process, so it dies
-with its holder; waiting is bounded and says who builds. A half-written library is never visible under its final name.
+Called by `launch` at first use, and by packaging through `build_into`. The lock is held by the system for the process, so it dies
+with its holder; waiting is bounded and says who builds. A half-written library is never visible under its final name, also not after the
+machine lost power. What a killed builder left is removed by the next one.
 """
 
 import fcntl
@@ -28,6 +29,7 @@ CACHE_VARIABLE = "SAMITE_KERNELS_CACHE"
 COMPILER_VARIABLE = "SAMITE_NVCC"
 WAIT_VARIABLE = "SAMITE_KERNELS_BUILD_WAIT_S"
 DEFAULT_WAIT_S = 600.0
+_SCRATCH = ".build-"
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -69,17 +71,20 @@ def library_path() -> Path:
     compiler = find_compiler()
     folder = _cache_folder() / _compiler_digest(compiler)
     library = folder / name
-    if library.exists():
-        return library
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if library.exists():
+            return library
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        with _lock(folder / f"{name}.lock"):
+            if not library.exists():
+                for left in folder.glob(f"{_SCRATCH}{name}-*"):
+                    shutil.rmtree(left, ignore_errors=True)
+                compile_library(compiler, library)
     except OSError as error:
         raise BuildError(
-            f"Compiled kernels are kept in {folder}, which cannot be made: {error.strerror}. Name a writable folder: {CACHE_VARIABLE}=/path"
+            f"Compiled kernels are kept in {folder}, which can't be written: {error.strerror or error}. "
+            f"Name a writable local folder with 100 MB free: {CACHE_VARIABLE}=/path"
         ) from error
-    with _lock(folder / f"{name}.lock"):
-        if not library.exists():
-            compile_library(compiler, library)
     return library
 
 
@@ -96,6 +101,8 @@ def find_compiler() -> Path:
     named = os.environ.get(COMPILER_VARIABLE)
     home = os.environ.get("CUDA_HOME")
     on_path = shutil.which("nvcc")
+    if named and not Path(named).is_file():
+        raise BuildError(f"{COMPILER_VARIABLE} names {named}, which is no file: correct it, or unset it to let Samite look for nvcc")
     candidates = [Path(named)] if named else []
     if home:
         candidates.append(Path(home) / "bin" / "nvcc")
@@ -113,13 +120,15 @@ def find_compiler() -> Path:
 
 
 def compile_library(compiler: Path, library: Path) -> str:
-    """Compiles to a private folder beside `library` and renames into place. Returns the compiler's report."""
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as scratch:
+    """Compiles to a private folder beside `library` and renames into place. Returns the compiler's report. Raises BuildError or OSError."""
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=f"{_SCRATCH}{library.name}-") as scratch:
         output = Path(scratch) / library.name
         command = [str(compiler), *FLAGS, "--threads", "0", *(str(path) for path in sources() if path.suffix == ".cu"), "-o", str(output)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0 or not output.exists():
             raise BuildError(f"{' '.join(command)} failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
+        with output.open("rb") as written:
+            os.fsync(written.fileno())
         output.replace(library)
     return done.stdout + done.stderr
 
@@ -132,7 +141,7 @@ def resources(report: str) -> dict[str, dict[str, int]]:
         entry = re.search(r"entry function '_ZN\d(\w+?)\d\d_GLOBAL__N__\w*?_cu_[0-9a-f]{8}(\d+)(\w+)'", line)
         if entry:
             length = int(entry[2])
-            flag = re.match(r"ILb(\d)E", entry[3][length:])
+            flag = re.match(r"IL[bi](\d)E", entry[3][length:])
             name = f"{entry[1]}::{entry[3][:length]}" + (f"<{flag[1]}>" if flag else "")
             found[name] = {"registers": 0, "spill_bytes": 0, "shared_bytes": 0}
         for key, pattern in (
@@ -157,14 +166,33 @@ def _cache_folder() -> Path:
 
 
 def _compiler_digest(compiler: Path) -> str:
-    version = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, check=False).stdout
-    return hashlib.sha256(version.encode()).hexdigest()[:12]
+    try:
+        asked = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise BuildError(f"{compiler} can't be run: {error.strerror}. Name a working nvcc: {COMPILER_VARIABLE}=/path") from error
+    if asked.returncode != 0 or not asked.stdout:
+        raise BuildError(
+            f"{compiler} --version failed with code {asked.returncode}: {asked.stdout}{asked.stderr}\n"
+            f"Name a working nvcc: {COMPILER_VARIABLE}=/path"
+        )
+    return hashlib.sha256(asked.stdout.encode()).hexdigest()[:12]
+
+
+def _wait_s() -> float:
+    given = os.environ.get(WAIT_VARIABLE, "")
+    try:
+        wait_s = float(given or DEFAULT_WAIT_S)
+    except ValueError:
+        wait_s = -1.0
+    if not 0.0 <= wait_s < float("inf"):
+        raise BuildError(f"{WAIT_VARIABLE} must be a number of seconds, at least 0, found {given!r}")
+    return wait_s
 
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """An advisory lock that the system drops with its process. Raises BuildError when another holds it for too long."""
-    wait_s = float(os.environ.get(WAIT_VARIABLE, DEFAULT_WAIT_S))
+    """An advisory lock that the system drops with its process. Raises BuildError when another holds it for too long, OSError without locks."""
+    wait_s = _wait_s()
     deadline = time.monotonic() + wait_s
     announced = False
     with path.open("a+", encoding="utf-8") as file:

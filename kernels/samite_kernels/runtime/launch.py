@@ -71,6 +71,10 @@ def _entry(name: str, emulated: str | None) -> Callable[..., int]:
 
 @cache
 def _library(emulated: str | None) -> ctypes.CDLL:
-    library = ctypes.CDLL(emulated or str(library_path()))
+    path = emulated or str(library_path())
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise LaunchError(f"{path} can't be loaded: {error}. If it is damaged, remove it: the next call builds it again") from error
     library.sm90_error_text.restype = ctypes.c_char_p
     return library

@@ -25,6 +25,7 @@ struct PrepareArguments {
     int64_t* counts;              // [heads, kTallyRow], see tally.cuh; or null
     int32_t num_chunks;
     int32_t num_heads;
+    int32_t idle_count;           // 1: warps that idle count (survey.cuh), 0: all do beside their work (tally.cuh)
     float scale;
     float lower_bound;
     float saturated_logit;        // of the gate's sigmoid, from which it counts as saturated
@@ -65,6 +66,29 @@ struct ScanArguments {
     __nv_bfloat16* o;             // [tokens, heads, 128]; null: states and v_new are saved and outputs left to sm90_kda_output
     unsigned char* states;        // state image per tile (S transposed, before the chunk), or null
     unsigned char* v_new;         // [128 v, 64 i] image per tile, or null
+    int32_t num_documents;
+    int32_t num_heads;
+};
+
+// Maps S -> M S + b of the pieces of documents; a piece is a run of chunks, `first_chunk` counts them through all documents.
+struct MapsArguments {
+    const unsigned char* minus_w;
+    const unsigned char* k_kept;
+    const unsigned char* u_transposed;
+    const float* keep;
+    const int32_t* first_chunk;  // [pieces + 1]
+    float* maps;                 // M: [pieces, heads, 128 k, 128 k]
+    float* ends;                 // b: [pieces, heads, 128 k, 128 v]
+    int32_t num_pieces;
+    int32_t num_heads;
+};
+
+struct FoldArguments {
+    const float* maps;
+    const float* ends;
+    const float* initial_state;  // [documents, heads, 128 k, 128 v] or null
+    const int32_t* first_piece;  // [documents + 1]
+    float* starts;               // [pieces, heads, 128 k, 128 v]
     int32_t num_documents;
     int32_t num_heads;
 };

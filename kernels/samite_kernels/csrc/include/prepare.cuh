@@ -37,7 +37,8 @@ __device__ __forceinline__ Grow scale_by_decay(Shared& shared, const PrepareArgu
     decay_within<kTile>(shared.g, gate, chunk.rows, row_tile, pair, fall, shared.tile_total, watch);
     if constexpr (Watch::kOn) {
         if (Tally::is_rare(fall[kTile - 1][0], fall[kTile - 1][1])) {
-            watch.tally.see_rare(count_rare(shared.g, gate, chunk.rows, row_tile, pair));
+            auto gates = [&](int r) { return *reinterpret_cast<const uint32_t*>(shared.g + element_offset(row_tile * kTile + r, pair * 2)); };
+            watch.tally.see_rare(count_rare(gates, gate, filled_rows(chunk.rows, row_tile)));
         }
     }
     __syncthreads();

@@ -34,19 +34,22 @@ constexpr float kSpanScreen = 125.5f;  // log2: below, both factors of every pro
 constexpr float kSmallestNormalLog = -87.3365f, kLargestLog = 88.7228f, kNegligibleLog = -16.6f;
 constexpr float kFixedPoint = 1048576.f;
 
+// Rows of a tile that hold tokens.
+__device__ __forceinline__ int filled_rows(int rows, int row_tile) { return min(max(rows - row_tile * kTile, 0), kTile); }
+
 struct Rare {
     int lossy;
     int nonfinite;
 };
 
-// Exact counts for two channels of a tile that left the range or holds a NaN. The raw gate must still be in place.
-__device__ __forceinline__ Rare count_rare(const unsigned char* g_image, Gate gate, int rows, int row_tile, int pair) {
+// Exact counts for two channels of a tile that left the range or holds a NaN. `gates(r)`: the raw pair in its row r, of which `filled` are.
+template <class Gates>
+__device__ __forceinline__ Rare count_rare(Gates gates, Gate gate, int filled) {
     Rare rare = {0, 0};
-    const int filled = min(max(rows - row_tile * kTile, 0), kTile);
 #pragma unroll 1
     for (int c = 0; c < 2; ++c) {
         auto step = [&](int r) {
-            const uint32_t raw = *reinterpret_cast<const uint32_t*>(g_image + element_offset(row_tile * kTile + r, pair * 2));
+            const uint32_t raw = gates(r);
             return gate.bound * (c ? gate.open_high(ptx::high_bf16(raw)) : gate.open_low(ptx::low_bf16(raw)));
         };
         auto lost = [](float exponent) { return exponent < kSmallestNormalLog || exponent > kLargestLog; };
@@ -67,20 +70,48 @@ __device__ __forceinline__ Rare count_rare(const unsigned char* g_image, Gate ga
     return rare;
 }
 
+// The least bfloat16 that is not below x, and the largest that is not above.
+__device__ __forceinline__ uint32_t bf16_upward(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return (x > 0.f ? bits + 0xffffu : bits) >> 16;
+}
+__device__ __forceinline__ uint32_t bf16_downward(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return (x < 0.f ? bits + 0xffffu : bits) >> 16;
+}
+// The least and the largest raw gates of two channels that reach a logit, or stay at it, as packed bfloat16.
+__device__ __forceinline__ uint32_t least_gates(const Gate& gate, float logit) {
+    const float slow = 1.f / gate.steepness;
+    return bf16_upward(fmaf(logit, slow, -gate.bias.x)) | bf16_upward(fmaf(logit, slow, -gate.bias.y)) << 16;
+}
+__device__ __forceinline__ uint32_t largest_gates(const Gate& gate, float logit) {
+    const float slow = 1.f / gate.steepness;
+    return bf16_downward(fmaf(logit, slow, -gate.bias.x)) | bf16_downward(fmaf(logit, slow, -gate.bias.y)) << 16;
+}
+// Sum of two packed counts, and two 16-bit counts as two 32-bit ones.
+__device__ __forceinline__ int both(uint32_t packed) { return static_cast<int>(ptx::low_bf16(packed) + ptx::high_bf16(packed)); }
+__device__ __forceinline__ long long spread(uint32_t halves) {
+    return static_cast<long long>(halves & 0xffffu) | static_cast<long long>(halves >> 16) << 32;
+}
+
 // What a thread knows of its tile, chunk and rows.
 class Tally {
 public:
     __device__ __forceinline__ Tally(const PrepareArguments& arguments, int head)
         : row_(arguments.counts + static_cast<int64_t>(head) * kTallyRow) {}
 
-    // A row of q or k whose norm is not a positive number: elements that are not finite once normalised.
-    __device__ __forceinline__ void see_row(const unsigned char* image, int row, float norm) {
+    // A row of q or k whose norm is not a positive number: elements that are not finite once normalised. `pairs(column)`: of its raw values.
+    template <class Pairs>
+    __device__ __forceinline__ void see_norm(Pairs pairs, float norm) {
         if (norm > 0.f && norm <= 3e38f) return;
         for (int column = 0; column < kDim; column += 2) {
-            const uint32_t pair = *reinterpret_cast<const uint32_t*>(image + element_offset(row, column));
+            const uint32_t pair = pairs(column);
             rare_.nonfinite += !(fabsf(ptx::low_bf16(pair) * norm) <= 3e38f);
             rare_.nonfinite += !(fabsf(ptx::high_bf16(pair) * norm) <= 3e38f);
         }
+    }
+    __device__ __forceinline__ void see_row(const unsigned char* image, int row, float norm) {
+        see_norm([=](int column) { return *reinterpret_cast<const uint32_t*>(image + element_offset(row, column)); }, norm);
     }
     __device__ __forceinline__ void see_beta(float beta) {
         beta_saturated_ = beta < 1e-3f || beta > 0.999f;
@@ -149,9 +180,8 @@ public:
 
     // From where the raw gates of this thread's two channels are saturated, and to where they are open, as packed bfloat16.
     __device__ __forceinline__ void set_gate(const Gate& gate, float saturated_logit, float open_logit) {
-        const float slow = 1.f / gate.steepness;
-        saturated_ = upward(fmaf(saturated_logit, slow, -gate.bias.x)) | upward(fmaf(saturated_logit, slow, -gate.bias.y)) << 16;
-        open_ = downward(fmaf(open_logit, slow, -gate.bias.x)) | downward(fmaf(open_logit, slow, -gate.bias.y)) << 16;
+        saturated_ = least_gates(gate, saturated_logit);
+        open_ = largest_gates(gate, open_logit);
     }
     __device__ __forceinline__ void see_gate(uint32_t raw) {
         if constexpr (Elements) {
@@ -188,20 +218,6 @@ public:
     }
 
 private:
-    // The least bfloat16 that is not below x, and the largest that is not above.
-    __device__ __forceinline__ static uint32_t upward(float x) {
-        const uint32_t bits = __float_as_uint(x);
-        return (x > 0.f ? bits + 0xffffu : bits) >> 16;
-    }
-    __device__ __forceinline__ static uint32_t downward(float x) {
-        const uint32_t bits = __float_as_uint(x);
-        return (x < 0.f ? bits + 0xffffu : bits) >> 16;
-    }
-    __device__ __forceinline__ static int both(uint32_t packed) { return static_cast<int>(ptx::low_bf16(packed) + ptx::high_bf16(packed)); }
-    __device__ __forceinline__ static long long spread(uint32_t halves) {
-        return static_cast<long long>(halves & 0xffffu) | static_cast<long long>(halves >> 16) << 32;
-    }
-
     uint32_t saturated_ = 0, open_ = 0, gates_saturated_ = 0, gates_open_ = 0, zeros_ = 0, small_ = 0;
 };
 
