@@ -38,8 +38,8 @@ demo-kubernetes: setup
 
 # First what shares the machine well, on two workers; then the tests that start Ray clusters, one at a time.
 test: setup
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray and not cluster"
-	@$(BIN)/python -m pytest -q -m "ray and not drill and not cluster"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray and not cluster and not boards"
+	@$(BIN)/python -m pytest -q -m "ray and not drill and not cluster and not boards"
 
 # The longer drills of the local engine: a sleeping rank, a poisoned gradient, lost decay products, suspend and resume.
 drills: setup
@@ -47,7 +47,7 @@ drills: setup
 
 # Without the tests that start Ray clusters: for the inner loop.
 test-fast: setup
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray and not slow and not cluster"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not ray and not slow and not cluster and not boards"
 
 lint: setup
 	@$(BIN)/ruff format --check .
@@ -79,6 +79,12 @@ bench-gpu:
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+# Boards, alerts and names before a real Prometheus, fed by real runs (a quarter of an hour on two cores). Its binary is built once, 2 minutes with Go.
+.PHONY: test-boards
+test-boards: setup
+	@command -v prometheus >/dev/null || $(BIN)/python tests/cluster/box build --also prometheus
+	@timeout -k 30 2700 $(BIN)/python -m pytest -v -m boards
 
 # What signals cost of a step: on CPU here, on one GPU with BENCH="--device cuda".
 .PHONY: bench-signals

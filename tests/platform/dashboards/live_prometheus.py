@@ -35,6 +35,7 @@ class LivePrometheus:
 
     address: str
     began_s: float
+    pid: int = 0
     otlp: str = ""
     """gRPC address for `telemetry.otlpEndpoint`."""
     spans: list[Any] = field(default_factory=list)
@@ -62,7 +63,7 @@ class LivePrometheus:
 
 
 @contextlib.contextmanager
-def running(program: Path, folder: Path, *, groups: Sequence[str], scrape: str = "") -> Iterator[LivePrometheus]:
+def running(program: Path, folder: Path, *, groups: Sequence[str], scrape: str = "", feature: str = "") -> Iterator[LivePrometheus]:
     """Start it, with the alert rules of `groups` and, if given, an endpoint to scrape; gone afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rules.yaml").write_text(to_yaml(rule_groups(groups)))
@@ -75,10 +76,11 @@ def running(program: Path, folder: Path, *, groups: Sequence[str], scrape: str =
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = _free_port()
     arguments = [f"--web.listen-address=127.0.0.1:{port}", "--web.enable-otlp-receiver", "--config.file=prometheus.yml", "--log.level=warn"]
+    arguments += [f"--enable-feature={feature}"] if feature else []
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, *arguments, "--storage.tsdb.path=data"], cwd=folder, stdout=log, stderr=log)
         try:
-            live = LivePrometheus(address=f"http://127.0.0.1:{port}", began_s=time.time())
+            live = LivePrometheus(address=f"http://127.0.0.1:{port}", began_s=time.time(), pid=process.pid)
             _until_ready(live, process, folder / "log")
             with _door(live) as live.otlp:
                 yield live

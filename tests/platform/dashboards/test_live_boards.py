@@ -24,7 +24,7 @@ from samite.telemetry.instruments import Instrument
 from samite.telemetry.prometheus import prometheus_name, series
 
 ROOT = Path(__file__).resolve().parents[3]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.boards, pytest.mark.slow, pytest.mark.timeout(1500)]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TYPES = {Instrument.COUNTER: "counter", Instrument.HISTOGRAM: "histogram"}
 

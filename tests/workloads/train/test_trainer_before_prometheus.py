@@ -12,7 +12,7 @@ from samite.telemetry.prometheus import series
 
 DASHBOARDS = Path(__file__).resolve().parents[2] / "platform" / "dashboards"
 OF_TRAINER = {"rank 0", "any rank", "checkpoint", "all"}
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.boards, pytest.mark.slow, pytest.mark.timeout(280)]
 
 
 def fed_by_the_trainer(panel: Panel) -> bool:
