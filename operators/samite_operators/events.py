@@ -4,7 +4,6 @@ The lines lie under the run's checkpoint prefix as `records/operator/events/<n>.
 again until it is full; each operator process begins one of its own. Storage is written from threads of this module: a turn never waits for it.
 """
 
-import json
 import logging
 import secrets
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 from samite.checkpoint import Store
 from samite.engines.kuberay.api import EVENT, ApiError, Document, ForbiddenApiError, KubernetesApi
 from samite.errors import SamiteError
-from samite.telemetry import names
+from samite.telemetry import jsonlines, names
 from samite.telemetry.events import EventRecord
 from samite.telemetry.instruments import Severity
 
@@ -154,7 +153,7 @@ class EventRecords:
         with self._lock:
             lines = self._runs.setdefault(uid, _Lines(store))
             lines.store = store
-            lines.waiting.append(json.dumps(record.to_document(), separators=(",", ":")) + "\n")
+            lines.waiting.append(jsonlines.encode(record.to_document()).decode("ascii"))
 
     def forget(self, uid: str) -> None:
         """The run is gone: write what waits once more, then drop it."""

@@ -104,7 +104,9 @@ def print_document(document: Mapping[str, Any], output: OutputFormat) -> None:
     else:
         import json
 
-        print_text(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+        from samite.telemetry.jsonlines import without_nonfinite
+
+        print_text(json.dumps(without_nonfinite(document), indent=2, ensure_ascii=False, default=str, allow_nan=False))
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> None:

@@ -3,6 +3,7 @@
 Derived from plan, memory and observation; never read back by a decision.
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -11,6 +12,7 @@ from samite.lifecycle.codec import to_document
 from samite.lifecycle.ledger import Lost
 from samite.lifecycle.memory import FailureRecord, RecoveryRecord
 from samite.lifecycle.phases import Phase
+from samite.telemetry.redaction import redact
 
 
 class ConditionStatus(StrEnum):
@@ -106,6 +108,10 @@ class Status:
     nodes_ready: int | None = None
     last_checkpoint: str = ""
     last_checkpoint_step: int | None = None
+    last_save_s: float | None = None
+    """Seconds from the call to the commit of the newest save."""
+    last_save_stall_s: float | None = None
+    """Seconds of that in which training waited."""
     recomputed_steps: int = 0
     skipped_data_windows: tuple[tuple[int, int], ...] = ()
     """Half-open ranges of global data rows that are left out: after a roll-back, or because a person said so."""
@@ -115,6 +121,16 @@ class Status:
         return next(item for item in self.conditions if item.type == name)
 
     def to_document(self) -> dict[str, Any]:
-        """JSON-able, camelCase keys."""
-        document: dict[str, Any] = to_document(self, camel=True)
+        """Strict JSON, camelCase keys: null for a number that JSON does not have (whatever a heartbeat held), no credentials in the messages."""
+        document: dict[str, Any] = _shown(to_document(self, camel=True))
         return document
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: _shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

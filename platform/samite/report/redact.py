@@ -5,7 +5,9 @@ A validated spec holds none, but a report must be safe to send even when the run
 
 import re
 
-HIDDEN = "[hidden]"
+from samite.telemetry.redaction import HIDDEN, redact
+
+__all__ = ["HIDDEN", "redact", "redact_document"]
 
 _KEYED = re.compile(
     r"(?im)^(\s*(?:-\s*)?[\"']?[\w.-]*(?:secret|passw(?:or)?d|api_?key|access_?key|token)[\"']?\s*[:=]\s*)(?!\s*$)(?!\d+\s*,?\s*$)(\S.*?)(,?)\s*$"
@@ -14,13 +16,6 @@ _ENV_VALUE = re.compile(
     r"(?im)(name[\"']?\s*:\s*[\"']?\w*(?:secret|passw(?:or)?d|api_?key|access_?key|token)\w*[\"']?\s*,?\s*[\"']?value[\"']?\s*:\s*)([^\s,}]+)"
 )
 _QUOTED = re.compile(r"(?i)([\"'][\w.-]*(?:secret|passw(?:or)?d|api_?key|access_?key|token)[\"']\s*:\s*[\"'])[^\"'\n]*([\"'])")
-_IN_URL = re.compile(r"(://)[^/\s:@\"'<>]+:[^/\s@\"'<>]+(@)")
-_AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
-
-
-def redact(text: str) -> str:
-    """`text` without credentials in URLs and without AWS key ids: safe on any text, HTML included."""
-    return _AWS_KEY.sub(HIDDEN, _IN_URL.sub(rf"\1{HIDDEN}\2", text))
 
 
 def redact_document(text: str) -> str:

@@ -39,8 +39,8 @@ class _JsonFile:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse `text`; raises ValueError (with the key) if a required field is missing."""
-        document = json.loads(text)
+        """Parse `text`; raises ValueError (with the key) if a required field is missing or is a number that JSON does not have."""
+        document = {key: value for key, value in json.loads(text).items() if not isinstance(value, float) or math.isfinite(value)}
         known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
         try:
             return cls(**{key: value for key, value in document.items() if key in known})
@@ -141,6 +141,10 @@ class Heartbeat(_JsonFile):
     stage_step: int = 0
     checkpoint_step: int = -1
     """Step of the newest checkpoint this rank has seen committed; -1 if none."""
+    save_s: float = 0.0
+    """How long that checkpoint took from the call to its commit, as this rank saw it. Unit: seconds. 0: not written by this attempt."""
+    save_stall_s: float = 0.0
+    """How long of that training waited on this rank. Unit: seconds."""
     compute_s: float = 0.0
     """Median compute time of a step on this rank, without waiting for others; 0 until known. Stragglers are found by it."""
 

@@ -183,9 +183,10 @@ def _document(kind: type[Kind], row: Any) -> Kind | None:
 def _parsed(text: str | None, wanted: Any) -> Any:
     try:
         found = json.loads(text) if text else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, wanted) else None
+    # A number that JSON does not have makes ages that are neither small nor large: such a part is damaged.
+    return found if isinstance(found, wanted) and found == jsonlines.without_nonfinite(found) else None
 
 
 def _json(document: Any) -> str:

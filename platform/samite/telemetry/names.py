@@ -13,6 +13,7 @@ from samite.telemetry.attributes import ALL_ATTRIBUTES, STAGE_ATTRIBUTES
 from samite.telemetry.event_names import ALL_EVENTS
 from samite.telemetry.instruments import Attribute, Event, Instrument, Metric, Severity
 from samite.telemetry.metrics import ALL_METRICS
+from samite.telemetry.redaction import cleaned
 
 __all__ = [
     "ATTRIBUTES",
@@ -83,7 +84,7 @@ def metric_attributes(name: str, attributes: Mapping[str, Any]) -> dict[str, str
 
 
 def event_attributes(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """`attributes` of event `name` by their full names, as plain values; None is left out. ValueError for an unknown event or key.
+    """`attributes` of event `name` by their full names, as plain values without secrets; None is left out. ValueError for an unknown event or key.
 
     Keys may be full names (`samite.failure.class`) or keywords (`failure_class`).
     """
@@ -93,7 +94,7 @@ def event_attributes(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]
         if key not in _EVENT_KEYWORDS:
             raise ValueError(f"event {name}: " + _unknown("attribute", key, _EVENT_KEYWORDS))
         if value is not None:
-            checked[_EVENT_KEYWORDS[key]] = plain_value(value)
+            checked[_EVENT_KEYWORDS[key]] = cleaned(plain_value(value))
     return checked
 
 

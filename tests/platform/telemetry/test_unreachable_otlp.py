@@ -111,6 +111,22 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_imported(tmp_path: Path
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "m.jsonl")], check=True, timeout=30)
 
 
+@pytest.mark.parametrize("bad_endpoint", ["black hole", "accepts and stays silent", "grpc unavailable, retry in 3600 s"], indirect=True)
+def test_a_node_agent_ends_soon_and_says_nothing_again_and_again(bad_endpoint: str, caplog: pytest.LogCaptureFixture):
+    from samite.engines.node_agent.collect import Agent
+    from samite.engines.node_agent.serve import OtlpAgent
+
+    caplog.set_level(logging.DEBUG)
+    agent = Agent(node="n1", source=None)
+    export = OtlpAgent(agent, bad_endpoint, interval_s=0.1, resource={})
+    time.sleep(0.5)
+    assert "system_memory_usage_bytes" in agent.exposition(), "a scrape is answered all the same"
+    started_s = time.perf_counter()
+    export.stop(BOUND_S)
+    assert time.perf_counter() - started_s < BOUND_S + 2.0
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 @pytest.mark.parametrize("bad_endpoint", ["accepts and stays silent"], indirect=True)
 def test_the_queue_is_bounded_and_what_falls_out_is_counted(bad_endpoint: str, tmp_path: Path):
     telemetry = setup_telemetry(service="s", run="r", uid="u", metrics_path=tmp_path / "m.jsonl", otlp_endpoint=bad_endpoint)

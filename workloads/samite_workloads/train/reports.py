@@ -3,9 +3,11 @@
 Imports nothing heavy: Ray's controller and the driver use it too, and every second they start later is a second of recovery.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from samite.spec.attempt import FailureReport
+from samite.telemetry.redaction import without_secrets
 
 EXIT_FAILED = 1
 EXIT_DO_NOT_RESTART = 93
@@ -21,11 +23,11 @@ def may_restart_in_place(report: FailureReport) -> bool:
 
 
 def write_report(folder: Path, report: FailureReport) -> Path:
-    """Store `report` under a name of its own; the first report of a rank and incarnation stays."""
+    """Store `report` under a name of its own, without secrets in its texts; the first report of a rank and incarnation stays."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"incarnation-{report.incarnation}-rank-{report.rank}.json"
     if not path.exists():
-        report.write(path)
+        replace(report, message=without_secrets(report.message), traceback=without_secrets(report.traceback)).write(path)
     return path
 
 
