@@ -10,6 +10,7 @@ Medians of device events in ms over a whole sequence at once, without the segmen
 import argparse
 import datetime as dt
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from cases import make_inputs
 from samite_kernels.kda import chunk_kda, counted_chunk_kda
 from samite_kernels.kda import sm90_launch as kernels
 from samite_kernels.kda.documents import Documents
-from samite_kernels.kda.sm90_counts import TALLY_ROW
+from samite_kernels.kda.sm90_counts import TALLY_ROW, VARIABLE
 from samite_kernels.kda.sm90_pieces import pieces_of
 from samite_kernels.kda.sm90_schedule import BACKWARD_FACTORS, FORWARD_FACTORS, States, Work
 from samite_kernels.kda.sm90_segments import whole_of
@@ -71,11 +72,14 @@ def time_stages(num_tokens, num_heads, repeats):
         floor = None if num_bytes is None else num_bytes * token_heads / COPY
         return {"shape": f"{num_tokens}x{num_heads}", "what": name, "ms": median_ms(run, repeats), "bytes_ms": floor}
 
-    def prepare(**more):
+    def prepare(who="beside", **more):
+        os.environ[VARIABLE] = who
         work.prepare(part | {"counts": 0, "inverse": 0} | more, segment)
 
     yield row("prepare", prepare, PREPARE)
-    yield row("prepare, counting", lambda: prepare(counts=part["counts"]), PREPARE)
+    for who in ("beside", "idle"):
+        yield row(f"prepare, counting {who}", lambda w=who: prepare(w, counts=part["counts"]), PREPARE)
+    os.environ[VARIABLE] = "beside"
     yield row("prepare, inverse kept", lambda: prepare(inverse=part["inverse"]), PREPARE + 128)
     rebuild = kernels.fill(kernels.RebuildArguments, part, **sizes)
     yield row("rebuild", lambda: kernels.rebuild(rebuild, device), REBUILD)

@@ -136,6 +136,23 @@ def test_streams_side_by_side_do_not_disturb_each_other() -> None:
         assert same(found, wanted)
 
 
+def test_a_graph_reads_its_tables_after_many_others_were_made() -> None:
+    inputs, offsets = make_inputs(T, 2), torch.tensor([0, 70, T])
+    wanted = chunk_kda(**inputs, cu_seqlens=offsets)[0].clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found, _ = chunk_kda(**inputs, cu_seqlens=offsets)
+    for cut in range(1, 150):
+        chunk_kda(**inputs, cu_seqlens=torch.tensor([0, cut, T]))
+    poison = torch.full((1 << 28,), float("nan"), device="cuda")
+    small = [torch.full((64,), -1, dtype=torch.int32, device="cuda") for _ in range(1000)]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(found, wanted)
+    del poison, small
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_device_that_is_not_the_current_one_is_used() -> None:
     inputs = make_inputs(64 * 260, 4)

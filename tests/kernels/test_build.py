@@ -178,6 +178,30 @@ def test_a_wrong_compiler_is_named(environment: dict[str, str], tmp_path: Path, 
     assert words in message
 
 
+def test_without_a_home_code_is_loaded_from_no_folder_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("no home")
+
+    for name in ("SAMITE_KERNELS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    mine = tmp_path / f"samite-kernels-{os.getuid()}"
+    assert build._cache_folder() == mine
+    assert mine.stat().st_mode & 0o777 == 0o700
+    mine.chmod(0o777)
+    with pytest.raises(build.BuildError, match="is not a folder of user"):
+        build._cache_folder()
+    mine.rmdir()
+    mine.symlink_to(tmp_path)
+    with pytest.raises(build.BuildError, match="is not a folder of user"):
+        build._cache_folder()
+    mine.unlink()
+    mine.write_text("")
+    with pytest.raises(build.BuildError, match="Without a home"):
+        build._cache_folder()
+
+
 @pytest.mark.parametrize("wait", ["soon", "-1", "nan", "inf"])
 def test_a_wait_that_is_no_time_is_refused(environment: dict[str, str], wait: str) -> None:
     assert "must be a number of seconds" in refused(environment, SAMITE_KERNELS_BUILD_WAIT_S=wait)

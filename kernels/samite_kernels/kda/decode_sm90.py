@@ -1,14 +1,13 @@
 # ruff: noqa: ARG001 - operators take their tensors in order, fakes look at shapes only
 """The decode kernel on Hopper as one `torch.library` operator without a gradient. Called by `decode`, which chooses it."""
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from samite_kernels.kda.documents import Documents, find_documents
 from samite_kernels.kda.sm90_launch import HEAD_DIM, addresses_of, block, fill
 from samite_kernels.runtime.launch import declare
+from samite_kernels.runtime.tables import shared_table
 from samite_kernels.runtime.tensors import aligned
 
 DecodeArguments = block(
@@ -68,6 +67,6 @@ def _(
     return torch.empty_like(v, memory_format=torch.contiguous_format), state
 
 
-@lru_cache(maxsize=128)
+@shared_table
 def _offsets(documents: Documents, device: torch.device) -> Tensor:
     return torch.tensor(documents.offsets, dtype=torch.int32, device=device)

@@ -5,13 +5,13 @@ Called by `sm90`, which owns memory and autograd. The structures mirror csrc/inc
 
 import ctypes
 from collections.abc import Mapping
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from samite_kernels.kda.documents import Documents
 from samite_kernels.runtime.launch import declare
+from samite_kernels.runtime.tables import shared_table
 
 CHUNK = 64
 HEAD_DIM = 128
@@ -99,9 +99,9 @@ class ChunkTable:
         self.chunks = torch.stack([start, rows, document, position], 1).to(device, torch.int32)
 
 
-@lru_cache(maxsize=128)
+@shared_table
 def chunk_table(documents: Documents, device: torch.device, chunk_size: int = CHUNK) -> ChunkTable:
-    """Built once per set of documents and device, so that a repeated or captured call copies nothing."""
+    """Built once per set of documents and device."""
     return ChunkTable(documents, device, chunk_size)
 
 

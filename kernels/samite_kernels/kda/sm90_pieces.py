@@ -12,7 +12,6 @@ unset or 0, `sm90_schedule` runs everything. Called by `sm90`.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from samite_kernels.kda.sm90_launch import CHUNK, Addresses, fill
 from samite_kernels.kda.sm90_schedule import FORWARD_FACTORS, Numbers, States, Work
 from samite_kernels.kda.sm90_segments import Segment, first_chunks
 from samite_kernels.runtime.launch import num_multiprocessors
+from samite_kernels.runtime.tables import shared_table
 
 VARIABLE = "SAMITE_KERNELS_KDA_PIECES"
 _BLOCKS_PER_CHAIN = 2
@@ -53,7 +53,7 @@ def wanted_pieces(documents: Documents, num_heads: int, device: torch.device) ->
     return pieces_of(documents, num_heads, device, num_multiprocessors(device)) if switch == "1" else None
 
 
-@lru_cache(maxsize=128)
+@shared_table
 def pieces_of(
     documents: Documents, num_heads: int, device: torch.device, multiprocessors: int, least_chunks: int = _LEAST_CHUNKS
 ) -> Pieces | None:

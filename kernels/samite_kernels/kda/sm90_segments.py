@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, pairwise
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from samite_kernels.kda.documents import Documents
 from samite_kernels.kda.sm90_launch import CHUNK
+from samite_kernels.runtime.tables import shared_table
 
 _SHARES: tuple[tuple[tuple[int, ...], int], ...] = (((1, 2, 2, 2, 2, 2, 2, 1), 16384), ((1, 2, 2, 1), 4096))
 """Relative sizes of the segments, finest first, and the tiles (chunks times heads) from which they pay for their launches."""
@@ -28,7 +28,7 @@ class Segment:
     """[num_documents + 1] int32 on the device: where each document begins, counted from `start`."""
 
 
-@lru_cache(maxsize=128)
+@shared_table
 def segments_of(documents: Documents, num_heads: int, device: torch.device) -> tuple[Segment, ...]:
     """One segment for short inputs, else several. Those at the ends are small: there a kernel runs alone."""
     counts = documents.num_chunks(CHUNK)
@@ -60,7 +60,7 @@ def _segment(start: int, stop: int, first_document: int, counts: tuple[int, ...]
     )
 
 
-@lru_cache(maxsize=128)
+@shared_table
 def whole_of(documents: Documents, device: torch.device) -> Segment:
     """All documents as one segment."""
     counts = documents.num_chunks(CHUNK)

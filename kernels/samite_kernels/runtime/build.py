@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -162,7 +163,19 @@ def _cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samite" / "kernels"
     except RuntimeError:  # a container under a number that no one has, without HOME
-        return Path(tempfile.gettempdir()) / f"samite-kernels-{os.getuid()}"
+        return _own_folder(Path(tempfile.gettempdir()) / f"samite-kernels-{os.getuid()}")
+
+
+def _own_folder(folder: Path) -> Path:
+    """A folder where anyone may write, made or found to be ours: code is loaded from it."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise BuildError(f"Without a home, compiled kernels are kept in {folder}: {error.strerror}. Set {CACHE_VARIABLE}=/path") from error
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        raise BuildError(f"{folder} is not a folder of user {os.getuid()} alone, so no code is loaded from it. Set {CACHE_VARIABLE}=/path")
+    return folder
 
 
 def _compiler_digest(compiler: Path) -> str:
