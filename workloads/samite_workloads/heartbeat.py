@@ -39,6 +39,7 @@ class HeartbeatFile:
         self.tokens = 0
         self.loss = float("nan")
         self.checkpoint_step = -1
+        self.save_s = self.save_stall_s = 0.0
 
     def enter(self, phase: str) -> None:
         """A phase begins: starting | loading | first_step | training | evaluating | saving | finishing."""
@@ -69,6 +70,8 @@ class HeartbeatFile:
             loss=self.loss,
             stage_step=self.stage_step,
             checkpoint_step=self.checkpoint_step,
+            save_s=self.save_s,
+            save_stall_s=self.save_stall_s,
             compute_s=statistics.median(self._compute_s) if self._compute_s else 0.0,
         )
         beat.write(self._path)

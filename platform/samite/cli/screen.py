@@ -115,7 +115,9 @@ def _saved(shown: Facts) -> list[str]:
         return []
     healthy = next((c for c in shown.status.get("conditions", []) if c["type"] == "CheckpointHealthy"), None)
     note = f"   ({healthy['message']})" if healthy and healthy["status"] == "False" else ""
-    return [f"saved    step {step} committed: {shown.status.get('lastCheckpoint', '')}{note}"]
+    took, stall = shown.status.get("lastSaveS"), shown.status.get("lastSaveStallS")
+    how = f"   in {took:.1f} s, training waited {stall:.2f} s" if took is not None and stall is not None else ""
+    return [f"saved    step {step} committed: {shown.status.get('lastCheckpoint', '')}{how}{note}"]
 
 
 def _left_out(shown: Facts) -> list[str]:

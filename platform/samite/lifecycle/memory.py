@@ -262,6 +262,9 @@ class Memory:
     newest_commit: str = ""
     newest_commit_step: int = -1
     newest_commit_at_s: float | None = None
+    newest_save_s: float | None = None
+    """How long the newest save that a rank told of took, and how long of that training waited."""
+    newest_save_stall_s: float | None = None
     commits_at_failure: int = 0
     best_step: int = -1
     """Largest step ever finished; steps up to here are recomputed after a restart."""

@@ -128,6 +128,10 @@ class RankObserved:
     step_median_s: float = 0.0
     tokens_per_s: float = 0.0
     checkpoint_step: int = -1
+    save_s: float = 0.0
+    """From the call to the commit of that checkpoint; 0: this attempt wrote none."""
+    save_stall_s: float = 0.0
+    """How long of that its training waited."""
     compute_s: float | None = None
     """Median compute time of a step without communication, for stragglers. None: not reported."""
     process: ProcessState | None = None
@@ -163,6 +167,8 @@ class RankObserved:
             step_median_s=heartbeat.step_median_s,
             tokens_per_s=heartbeat.tokens_per_s,
             checkpoint_step=heartbeat.checkpoint_step,
+            save_s=heartbeat.save_s,
+            save_stall_s=heartbeat.save_stall_s,
             **facts,
         )
 

@@ -31,6 +31,8 @@ class CheckpointRow:
     num_bytes: int = 0
     num_shards: int = 0
     duration_s: float | None = None
+    stall_s: float | None = None
+    """How long training waited for it."""
     committed_s: float | None = None
     reason: str = ""
 
@@ -140,6 +142,7 @@ def checkpoints_of_events(events: Sequence[EventRecord]) -> list[CheckpointRow]:
             num_bytes=_int(get("samite.checkpoint.bytes"), known.num_bytes if known else 0),
             num_shards=_int(get("samite.checkpoint.shards"), known.num_shards if known else 0),
             duration_s=known.duration_s if known else _float(get("samite.duration")),
+            stall_s=known.stall_s if known else _float(get("samite.duration.stall")),
             committed_s=event.time_unix_s if state == "committed" else (known.committed_s if known else None),
             reason=str(get("samite.reason") or ""),
         )
@@ -160,7 +163,7 @@ def _merged(rows: Sequence[CheckpointRow], events: Sequence[EventRecord]) -> lis
     merged = []
     for row in rows:
         known = told.pop(row.checkpoint_id, None)
-        merged.append(replace(row, duration_s=known.duration_s) if known and row.duration_s is None else row)
+        merged.append(replace(row, duration_s=known.duration_s, stall_s=known.stall_s) if known and row.duration_s is None else row)
     merged += [row if row.state == "pruned" else replace(row, state="not stored") for row in told.values()]
     return sorted(merged, key=lambda row: (row.step, row.committed_s or 0.0), reverse=True)
 

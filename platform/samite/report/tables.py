@@ -18,7 +18,7 @@ MAX_EVENTS = 2000
 def checkpoint_table(rows: Sequence[CheckpointRow], start_s: float | None) -> Markup:
     """Newest first, each with its state and, where there is one, the reason for it."""
     reasons = any(row.reason for row in rows)
-    titles = ["Step", "State", "Stage", "Size", "Shards", "Write", "Committed", "Id", *(["Reason"] if reasons else [])]
+    titles = ["Step", "State", "Stage", "Size", "Shards", "Write", "Stall", "Committed", "Id", *(["Reason"] if reasons else [])]
     body = [
         tag(
             "tr",
@@ -28,6 +28,7 @@ def checkpoint_table(rows: Sequence[CheckpointRow], start_s: float | None) -> Ma
             tag("td", figures.size(row.num_bytes) if row.num_bytes else "-", class_="number"),
             tag("td", str(row.num_shards) if row.num_shards else "-", class_="number"),
             tag("td", figures.seconds(row.duration_s), class_="number"),
+            tag("td", figures.seconds(row.stall_s), class_="number"),
             tag("td", figures.offset(row.committed_s - start_s) if row.committed_s and start_s else "-", class_="number"),
             tag("td", tag("code", row.checkpoint_id)),
             tag("td", row.reason) if reasons else None,

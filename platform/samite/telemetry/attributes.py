@@ -209,6 +209,7 @@ EVENT_ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(name="samite.duration.detect", type="double", brief="Seconds from the fault to its detection"),
     Attribute(name="samite.duration.restart", type="double", brief="Seconds from the decision to running workers"),
     Attribute(name="samite.duration.load", type="double", brief="Seconds that loading the checkpoint took"),
+    Attribute(name="samite.duration.stall", type="double", brief="Seconds that a save held up training on rank 0, snapshot included"),
     Attribute(name="samite.duration.first_step", type="double", brief="Seconds from the loaded state to the first finished step"),
     Attribute(name="samite.heartbeat.seconds", type="double", brief="Age of a heartbeat in seconds"),
     Attribute(name="samite.value", type="double", brief="The value that a rule looked at"),

@@ -78,6 +78,7 @@ ALL_EVENTS: tuple[Event, ...] = (
         "checkpoint.bytes",
         "checkpoint.shards",
         "duration",
+        "duration.stall",
     ),
     _event(
         "samite.checkpoint.verified",

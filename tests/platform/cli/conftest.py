@@ -116,4 +116,6 @@ STATUS = {
     "nodesReady": 2,
     "lastCheckpoint": "s0000000040-e000002",
     "lastCheckpointStep": 40,
+    "lastSaveS": 3.14,
+    "lastSaveStallS": 0.071,
 }

@@ -152,7 +152,7 @@ def test_the_screen_of_a_run(shell, stored):
         "stages   pretrain running\n"
         "nodes    2 up\n"
         "lost     detect 3.1 s   restart 6.0 s\n"
-        "saved    step 40 committed: s0000000040-e000002\n"
+        "saved    step 40 committed: s0000000040-e000002   in 3.1 s, training waited 0.07 s\n"
         "failure  infra: node demo-s00-1a2b3-worker-x: pod lost; L2; 19 infra restarts left\n"
     )
 

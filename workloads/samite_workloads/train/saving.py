@@ -110,7 +110,8 @@ class Saver:
         telemetry = self._session.telemetry
         for commit in commits:
             self._last_id, self._last_step = commit.checkpoint_id, commit.step
-            self._session.heartbeat.checkpoint_step = commit.step
+            beat = self._session.heartbeat
+            beat.checkpoint_step, beat.save_s, beat.save_stall_s = commit.step, round(commit.seconds, 3), round(commit.stall_s, 4)
             if not self._session.is_first:
                 continue
             for part in ("snapshot", "stall", "upload", "commit"):
@@ -122,6 +123,7 @@ class Saver:
                 checkpoint_bytes=commit.data_bytes,
                 checkpoint_shards=self._session.facts.world_size,
                 duration=commit.seconds,
+                duration_stall=commit.stall_s,
             )
         for failure in self.manager.take_failures():
             if self._session.is_first:

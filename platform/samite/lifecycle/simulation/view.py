@@ -21,6 +21,9 @@ from samite.lifecycle.observed import (
 from samite.lifecycle.simulation.things import SimCluster, SimJob, SimNode, SimRank
 from samite.lifecycle.simulation.trainer import Trainer
 
+SAVE_S, SAVE_STALL_S = 2.5, 0.125
+"""What ranks say of each save."""
+
 
 def observe(world: Trainer, memory: Memory) -> Observed:
     """Everything as an engine would report it that looks for what `memory` knows by name."""
@@ -139,6 +142,8 @@ def _rank_seen(world: Trainer, job: SimJob, incarnation: int, rank: SimRank) -> 
         stage_step=job.stage_step,
         tokens=max(rank.step, 0) * 10,
         step_median_s=world.step_s if rank.phase == "training" else 0.0,
+        save_s=SAVE_S if world.checkpoints else 0.0,
+        save_stall_s=SAVE_STALL_S if world.checkpoints else 0.0,
         process=state if rank.alive else ProcessState.GONE,
         cpu_share=0.0 if still else 0.9,
         cpu_window_s=10.0 if rank.alive else 0.0,
