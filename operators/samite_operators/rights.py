@@ -1,19 +1,20 @@
-"""Rights that last as long as they are needed: the RoleBinding of a served namespace stays until its last run was let go.
+"""Rights that last as long as they are needed: until the last run of a served namespace was let go.
 
-A namespace that is deleted loses its objects in no order that anybody promises. Were the binding among the first, the operator could no longer take its
-finalizer from the runs, and the namespace would stay `Terminating` for ever. So the binding carries a finalizer of its own while runs are there:
+A namespace that is deleted loses its objects in no order that anybody promises. Were the chart's RoleBinding among the first, the operator could no longer
+take its finalizer from the runs, and the namespace would stay `Terminating` for ever. So while runs are there, a second RoleBinding gives the same role, and
+a finalizer keeps it from going before them:
 
-    first run of a namespace ─ hold: finalizer on the binding ─ finalizer on the run
-    last run let go ─ release: finalizer off the binding, and a namespace that goes away is free
+    first run of a namespace ─ hold: our RoleBinding, with a finalizer ─ finalizer on the run
+    last run let go ─ release: our RoleBinding goes, and a namespace that goes away is free
 
-The binding refers to a ClusterRole, which no namespace takes along. A change of finalizers alone is no escalation to the API server: the verb `patch` on
-rolebindings suffices. In cluster mode there is nothing to hold.
+It is ours and not the chart's, so that `helm uninstall` waits for nothing. Both refer to a ClusterRole, which no namespace takes along. To the API server
+it is no escalation: the operator holds every right that it binds. In cluster mode there is nothing to hold.
 """
 
 import logging
 import threading
 
-from samite.engines.kuberay.api import ROLE_BINDING, TRAINING_RUN, ApiError, Document, KubernetesApi
+from samite.engines.kuberay.api import ROLE_BINDING, TRAINING_RUN, ApiError, ConflictApiError, Document, KubernetesApi
 from samite.engines.kuberay.names import FINALIZER, HOLD
 from samite_operators.settings import Settings
 
@@ -21,64 +22,88 @@ _logger = logging.getLogger(__name__)
 
 
 class Rights:
-    """Holds and releases the binding `settings.role_binding` of each served namespace. Safe to use from many threads; raises no ApiError."""
+    """Holds and releases the rights in each served namespace. Safe to use from many threads; raises no ApiError."""
 
     def __init__(self, api: KubernetesApi, settings: Settings) -> None:
         self._api, self._settings = api, settings
         self._lock = threading.Lock()
         self._held: dict[str, bool] = {}
-        """What is known of each namespace's binding; a missing one was not looked at yet."""
+        """What is known of each namespace; a missing one was not looked at yet."""
+
+    @property
+    def name(self) -> str:
+        """Name of the RoleBinding."""
+        return f"{self._settings.lease_name}-while-runs"
 
     def hold(self, namespace: str) -> None:
         """A run is about to be looked after here. Asks the API server once, until the next release."""
         if self._needless(namespace) or self._held.get(namespace):
             return
         with self._lock:
-            if self._set(namespace, held=True):
-                self._held[namespace] = True
-            else:
+            try:
+                self._make(namespace)
+            except ApiError as error:
+                _logger.warning("RoleBinding %s in %s could not be made: %s", self.name, namespace, error)
                 self._held.pop(namespace, None)
+            else:
+                self._held[namespace] = True
 
     def release(self, namespace: str) -> None:
-        """A run was let go, or none was found: let the binding go too if nothing here needs it. Asks the API server unless that is known already."""
+        """A run was let go, or none was found: let the rights go too if nothing here needs them. Asks the API server unless that is known already."""
         if self._needless(namespace) or self._held.get(namespace) is False:
             return
         with self._lock:
             try:
-                runs = self._api.list(TRAINING_RUN, namespace).items
+                if not any(_needs_us(run) for run in self._api.list(TRAINING_RUN, namespace).items):
+                    self._remove(namespace)
+                    self._held[namespace] = False
             except ApiError as error:
-                _logger.debug("%s: whether runs are left is not known: %s", namespace, error)
-                return
-            if any(_needs_us(run) for run in runs):
-                return
-            if self._set(namespace, held=False):
-                self._held[namespace] = False
+                _logger.warning("RoleBinding %s in %s could not be let go: %s", self.name, namespace, error)
 
     def _needless(self, namespace: str) -> bool:
-        return self._settings.clusterwide or not self._settings.role_binding or not self._settings.serves(namespace)
+        return self._settings.clusterwide or not self._settings.namespace_role or not self._settings.serves(namespace)
 
-    def _set(self, namespace: str, *, held: bool) -> bool:
-        """Put the finalizer on or take it off; True if that is how it stands now."""
-        name = self._settings.role_binding
+    def _make(self, namespace: str) -> None:
+        found = self._found(namespace)
+        if found is not None:
+            metadata = found["metadata"]
+            kept = list(metadata.get("finalizers") or ())
+            if HOLD not in kept and not metadata.get("deletionTimestamp"):
+                self._finalizers(namespace, metadata, [*kept, HOLD])
+            return
+        account = {"kind": "ServiceAccount", "name": self._settings.service_account, "namespace": self._settings.namespace}
+        document = {
+            "apiVersion": ROLE_BINDING.api_version,
+            "kind": ROLE_BINDING.kind,
+            "metadata": {"name": self.name, "finalizers": [HOLD], "labels": {"app.kubernetes.io/part-of": "samite"}},
+            "roleRef": {"apiGroup": ROLE_BINDING.group, "kind": "ClusterRole", "name": self._settings.namespace_role},
+            "subjects": [account],
+        }
         try:
-            found = self._api.list(ROLE_BINDING, namespace, fields=f"metadata.name={name}").items
-            if not found:
-                _logger.warning("%s has no RoleBinding %s: rights there are not the chart's, and end when they end", namespace, name)
-                return True
-            metadata = found[0]["metadata"]
-            kept = [one for one in metadata.get("finalizers") or () if one != HOLD]
-            wanted = [*kept, HOLD] if held else kept
-            if wanted == list(metadata.get("finalizers") or ()):
-                return True
-            if held and metadata.get("deletionTimestamp"):
-                return True  # it is going away, and takes no new finalizer
-            patch = {"metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"], "finalizers": wanted}}
-            self._api.patch(ROLE_BINDING, namespace, name, patch)
-        except ApiError as error:
-            _logger.warning("RoleBinding %s in %s could not be %s: %s", name, namespace, "held" if held else "let go", error)
-            return False
-        _logger.info("RoleBinding %s in %s is %s", name, namespace, "held while runs are there" if held else "let go")
-        return True
+            self._api.create(ROLE_BINDING, namespace, document)
+        except ConflictApiError:
+            return  # made meanwhile, by an operator that has lost its Lease since
+        _logger.info("rights in %s are held while runs are there: RoleBinding %s", namespace, self.name)
+
+    def _remove(self, namespace: str) -> None:
+        found = self._found(namespace)
+        if found is None:
+            return
+        if not found["metadata"].get("deletionTimestamp"):
+            self._api.delete(ROLE_BINDING, namespace, self.name, uid=found["metadata"]["uid"])
+            found = self._found(namespace)
+        if found is not None:
+            # The last thing that is done here: in a namespace that goes away nothing is allowed afterwards.
+            kept = [one for one in found["metadata"].get("finalizers") or () if one != HOLD]
+            self._finalizers(namespace, found["metadata"], kept)
+        _logger.info("rights in %s are held no longer: no run is left", namespace)
+
+    def _found(self, namespace: str) -> Document | None:
+        return next(iter(self._api.list(ROLE_BINDING, namespace, fields=f"metadata.name={self.name}").items), None)
+
+    def _finalizers(self, namespace: str, metadata: Document, wanted: list[str]) -> None:
+        patch = {"metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"], "finalizers": wanted}}
+        self._api.patch(ROLE_BINDING, namespace, self.name, patch)
 
 
 def _needs_us(run: Document) -> bool:

@@ -6,7 +6,8 @@
 | `SAMITE_OPERATOR_NAMESPACE` | `samite-system` | where the operator's own Lease lies; set from the pod's namespace |
 | `SAMITE_OPERATOR_IDENTITY` | host name | who holds that Lease; set from the pod's name |
 | `SAMITE_OPERATOR_LEASE` | `samite-operator` | name of that Lease |
-| `SAMITE_ROLE_BINDING` | empty | name of the RoleBinding that gives the rights in each served namespace; it is held while runs are there |
+| `SAMITE_NAMESPACE_ROLE` | empty | ClusterRole with the rights in a served namespace; bound once more while runs are there (`rights`) |
+| `SAMITE_SERVICE_ACCOUNT` | `samite-operator` | the operator's own service account |
 | `SAMITE_LEASE_SECONDS` | 15 | a holder that was silent for so long has lost the Lease |
 | `SAMITE_TURN_SECONDS` | 2 | longest time between two turns of a run that is active |
 | `SAMITE_IDLE_SECONDS` | 60 | the same for a run that is settled: Succeeded, Failed, Held, Suspended |
@@ -47,8 +48,9 @@ class Settings:
     namespace: str = "samite-system"
     identity: str = "samite-operator"
     lease_name: str = "samite-operator"
-    role_binding: str = ""
-    """RoleBinding of each served namespace; empty: not the chart's, and not held."""
+    namespace_role: str = ""
+    """ClusterRole of each served namespace; empty: rights there are not held beyond what gives them."""
+    service_account: str = "samite-operator"
     lease_s: float = 15.0
     turn_s: float = 2.0
     idle_s: float = 60.0
@@ -89,7 +91,8 @@ class Settings:
             namespace=read.text("SAMITE_OPERATOR_NAMESPACE", "samite-system"),
             identity=read.text("SAMITE_OPERATOR_IDENTITY", socket.gethostname()),
             lease_name=read.text("SAMITE_OPERATOR_LEASE", "samite-operator"),
-            role_binding=read.text("SAMITE_ROLE_BINDING", ""),
+            namespace_role=read.text("SAMITE_NAMESPACE_ROLE", ""),
+            service_account=read.text("SAMITE_SERVICE_ACCOUNT", "samite-operator"),
             lease_s=read.seconds("SAMITE_LEASE_SECONDS", 15.0, least=2.0),
             turn_s=read.seconds("SAMITE_TURN_SECONDS", 2.0, least=0.1),
             idle_s=read.seconds("SAMITE_IDLE_SECONDS", 60.0, least=0.1),

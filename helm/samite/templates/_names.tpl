@@ -8,8 +8,8 @@
 
 {{- define "samite.operator" -}}{{ include "samite.name" . }}-operator{{- end -}}
 
-{{/* RoleBinding of the operator in each namespace that it serves. */}}
-{{- define "samite.binding" -}}{{ include "samite.operator" . }}-in-namespace{{- end -}}
+{{/* ClusterRole that is bound in each namespace that is served. */}}
+{{- define "samite.namespaceRole" -}}{{ include "samite.clusterName" . }}:operator-in-namespaces{{- end -}}
 
 {{- define "samite.agent" -}}{{ include "samite.name" . }}-agent{{- end -}}
 

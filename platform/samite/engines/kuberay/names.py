@@ -17,7 +17,7 @@ ROLE = "samite.dev/role"
 FINALIZER = "samite.dev/finalizer"
 """On each run, until its clusters are gone."""
 HOLD = "samite.dev/runs-are-here"
-"""On the operator's RoleBinding of a namespace, while runs there carry `FINALIZER`."""
+"""On the RoleBinding by which the operator holds its rights in a namespace while runs there carry `FINALIZER`."""
 
 CANCEL = "samite.dev/cancel"
 SUBMITTED_BY = "samite.dev/submitted-by"
