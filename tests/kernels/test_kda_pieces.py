@@ -88,6 +88,42 @@ def exact(inputs: dict[str, Tensor], documents: Documents, state: Tensor) -> tup
     )
 
 
+def rounded_factors(gate: str, num_chunks: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """W, U, kt of each chunk and e^G_last, in float64 as they are on paper."""
+    x = {name: value.double() for name, value in make_inputs(64 * num_chunks, 1, gate).items()}
+    decay = bounded_log_decay(x["g"], x["A_log"], x["dt_bias"], lower_bound=-5.0)[0, :, 0]
+    k, v, beta = l2_normalize(x["k"])[0, :, 0], x["v"][0, :, 0], x["beta"].sigmoid()[0, :, 0]
+    factors = []
+    for rows in torch.arange(64 * num_chunks).split(64):
+        total, key = decay[rows].cumsum(0), k[rows]
+        between = (total[:, None] - total[None]).clamp(max=0).exp()
+        strengths = torch.einsum("id,jd,ijd->ij", key, key, between).tril(-1) * beta[rows, None]
+        inverse = torch.linalg.inv(torch.eye(64).double() + strengths) * beta[None, rows]
+        factors.append((inverse @ (key * total.exp()), inverse @ v[rows], key * (total[-1] - total).exp(), total[-1].exp()[:, None]))
+    return factors
+
+
+@pytest.mark.parametrize("gate", ["none", "init", "mixed"])
+def test_a_map_over_a_long_piece_carries_a_state_as_exactly_as_the_scan(gate: str) -> None:
+    factors = rounded_factors(gate, 64)
+
+    def scan(state: Tensor, chunks: slice, *, values: float = 1.0, exact: bool = False) -> Tensor:
+        def rounded(x: Tensor) -> Tensor:  # to bfloat16 where the kernels do
+            return x if exact else x.bfloat16().double()
+
+        for w, u, kt, keep in factors[chunks]:
+            new = rounded(values * rounded(u) - rounded(w) @ rounded(state))
+            state = keep * state + rounded(kt).T @ new
+        return state
+
+    exact = found = by_scan = torch.randn(128, 128, generator=torch.Generator().manual_seed(1)).double()
+    for piece in (slice(0, 32), slice(32, 64)):
+        exact, by_scan = scan(exact, piece, exact=True), scan(by_scan, piece)
+        found = scan(torch.eye(128).double(), piece, values=0.0) @ found + scan(torch.zeros(128, 128).double(), piece)
+        errors = [float((x - exact).norm() / exact.norm()) for x in (found, by_scan)]
+        assert errors[0] < 1.1 * errors[1] < 6e-3, errors
+
+
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Cuts wherever it can; the counts of pieces of the calls so far."""
     found: list[int] = []
