@@ -49,7 +49,7 @@ TRAINING_METRICS: tuple[Metric, ...] = (
         "samite.tensor.kind",
         "samite.layer.block",
     ),
-    _metric("samite.activation.amax", _GAUGE, "{value}", "reserved", "Largest magnitude of a block's output", "samite.layer.block"),
+    _metric("samite.activation.amax", _GAUGE, "{value}", "rank 0", "Largest magnitude of a layer's output", "samite.layer.block"),
     _metric("samite.attention.logit.max", _GAUGE, "{value}", "reserved", "Largest attention logit", "samite.layer.block"),
     _metric("samite.data.wait.duration", _HISTOGRAM, "s", "rank 0", "Wait for the next batch", buckets=STEP_BUCKETS_S),
     _metric(

@@ -14,11 +14,23 @@ def test_sampling_fills_every_kda_and_moe_layer_once(nano, make_model, make_batc
     samples = model.take_samples()
     assert sorted(samples.decay) == [0, 1, 2, 4, 5, 6]
     assert sorted(samples.router) == list(range(1, 9))
+    assert list(samples.activation) == list(range(len(model.layers)))
+    assert all(0.0 < amax.item() < 1e4 for amax in samples.activation.values())
     counts = samples.decay[0]
     assert counts.gate_total.item() == 56 * nano.kda_width
     assert counts.lossy_flush_events.item() == 0
     assert counts.tile_margin.item() >= 8.72
     assert not model.take_samples().decay
+
+
+def test_a_layer_that_gives_on_what_is_not_finite_is_the_one_that_shows_it(nano, make_model, make_batch):
+    model = make_model(nano, spread=0.1)
+    with torch.no_grad():
+        model.layers[3].post_attention_layernorm.weight[0] = math.nan
+    with model.sampling():
+        model(make_batch(nano, [20]))
+    activation = model.take_samples().activation
+    assert [math.isfinite(activation[layer].item()) for layer in range(4)] == [True, True, True, False]
 
 
 def test_nothing_is_sampled_outside_the_block(nano, make_model, make_batch):
@@ -29,6 +41,7 @@ def test_nothing_is_sampled_outside_the_block(nano, make_model, make_batch):
     samples = model.take_samples()
     assert not samples.decay
     assert not samples.router
+    assert not samples.activation
 
 
 def test_a_gate_at_its_floor_is_seen(nano, make_model, make_batch):

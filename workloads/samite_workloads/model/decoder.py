@@ -119,7 +119,7 @@ class MultimodalDecoder(nn.Module):
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Forward passes inside also fill the signals that `take_samples` returns."""
-        modules = [module for module in self.modules() if isinstance(module, (KdaCore, Router))]
+        modules = [module for module in self.modules() if isinstance(module, (KdaCore, Router, DecoderLayer))]
         for module in modules:
             module.sampling = True
         try:

@@ -24,6 +24,9 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
+        self.sampling = False
+        self.amax: Tensor | None = None
+        """Largest magnitude of the output of the last sampled pass, fp32; taken by `ModelSamples`."""
         width, eps = config.hidden_size, config.rms_norm_eps
         is_kda = config.attention_kind(index) is AttentionKind.KDA
         self.eps, self.starts_block, self.recompute = eps, config.starts_block(index), config.recompute_layers
@@ -42,9 +45,11 @@ class DecoderLayer(nn.Module):
 
         A layer that opens a block freezes `partial_TD` itself as the newest source and starts its sum at zero; the caller does the same.
         """
-        if self.recompute and torch.is_grad_enabled():
-            return recomputed(self._forward, partial_TD, row, *frozen)
-        return self._forward(partial_TD, row, *frozen)
+        again = self.recompute and torch.is_grad_enabled()
+        summed_TD = recomputed(self._forward, partial_TD, row, *frozen) if again else self._forward(partial_TD, row, *frozen)
+        if self.sampling:
+            self.amax = torch.linalg.vector_norm(summed_TD.detach(), ord=torch.inf, dtype=torch.float32)
+        return summed_TD
 
     def _forward(self, partial_TD: Tensor, row: RowLayout, *frozen: Tensor) -> Tensor:
         blocks = [Source(*pair) for pair in zip(frozen[: len(frozen) // 2], frozen[len(frozen) // 2 :], strict=True)]

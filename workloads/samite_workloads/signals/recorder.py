@@ -9,7 +9,7 @@
 Runs on plain numbers, so it never waits for a device. Returns what fired, for a loop that acts on it (pause at the next checkpoint).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from samite.telemetry.records import Point
 from samite.telemetry.setup import Telemetry
@@ -85,6 +85,12 @@ class SignalRecorder:
         for collapse in collapses:
             self._telemetry.event("samite.moe.expert.collapse", **collapse.attributes(), step_index=step)
         return collapses
+
+    def activation(self, amax_by_layer: Mapping[int, float]) -> None:
+        """Take a sample of the layers' outputs, in the model's order; written with the step."""
+        self._pending += [
+            Point("samite.activation.amax", amax, {"samite.layer.block": str(layer)}) for layer, amax in amax_by_layer.items()
+        ]
 
     def compute_times(self, step: int, seconds_by_rank: Sequence[float], *, num_steps: int) -> list[Straggler]:
         """Compare the ranks' mean compute time over the last `num_steps` steps; written with the step."""

@@ -154,10 +154,13 @@ class Observer:
         if samples.router:
             reduction.add("router/entropy", torch.stack([s.entropy for s in samples.router.values()]))
             reduction.maximum("router/logit_max", torch.stack([s.logit_max for s in samples.router.values()]))
+        if samples.activation:
+            reduction.maximum("activation/amax", torch.stack(list(samples.activation.values())))
         reduced = reduction.run(self._session.groups.world)
         if self._recorder is None:
             return
         self._recorder.decay(record.step, decay_signals(reduced, samples.decay))
+        self._recorder.activation(dict(zip(samples.activation, reduced.get("activation/amax", []), strict=True)))
         world = self._session.facts.world_size
         layers = router_signals(
             balance.loads_LE.tolist(),

@@ -59,6 +59,12 @@ NUMERIC = Board(
                     Query(expr=f"max by (samite_loss_kind) (samite_loss{{{STAGE}}})", legend="{{samite_loss_kind}}"),
                     width=12,
                 ),
+                heatmap(
+                    "Largest activation by layer",
+                    "Largest magnitude of what a layer gives on. One layer that climbs for hours ends in a spike.",
+                    _by_layer("samite_activation_amax"),
+                    _LAYER,
+                ),
                 Panel(
                     title="What the rules found",
                     kind=Kind.BARS,
@@ -72,7 +78,7 @@ NUMERIC = Board(
                         ),
                     ),
                     about="Numeric events of the attempt. Each names step, layer and data window: samite events RUN shows them.",
-                    width=24,
+                    width=16,
                     needs=Needs.RARE,
                 ),
             ),
