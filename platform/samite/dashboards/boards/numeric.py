@@ -78,7 +78,7 @@ NUMERIC = Board(
                         ),
                     ),
                     about="Numeric events of the attempt. Each names step, layer and data window: samite events RUN shows them.",
-                    width=16,
+                    width=12,
                     needs=Needs.RARE,
                 ),
             ),
