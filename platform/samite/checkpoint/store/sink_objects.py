@@ -63,6 +63,10 @@ class Objects:
 
     def __init__(self, *, equal_parts: bool = True) -> None:
         self._equal_parts = equal_parts
+        self.most_parts = 10_000
+        """Of one upload, as in S3."""
+        self.may_list = True
+        """False is S3 without s3:ListBucket: listings are refused, and so are keys that do not exist, with the same 403."""
         self.stored: dict[tuple[str, str], Stored] = {}
         self._uploads: dict[str, _Upload] = {}
         self._lock = threading.Lock()
@@ -81,7 +85,7 @@ class Objects:
         if problem:
             return Answer.error(400, "BadDigest", problem)
         if not request.key:
-            return self._bucket(request)
+            return self._bucket(request) if self.may_list else Answer.error(403, "AccessDenied", "s3:ListBucket is not allowed")
         handlers: dict[str, Callable[[Request], Answer]] = {
             "PUT": self._put_part if "partNumber" in request.query else self._put,
             "POST": self._begin if "uploads" in request.query else self._complete,
@@ -166,7 +170,7 @@ class Objects:
     def _get(self, request: Request) -> Answer:
         one = self.stored.get((request.bucket, request.key))
         if one is None:
-            return Answer.error(404, "NoSuchKey", "no such key")
+            return Answer.error(404, "NoSuchKey", "no such key") if self.may_list else Answer.error(403, "AccessDenied", "access denied")
         wanted = request.headers.get("range", "")
         if not wanted:
             length = {"Content-Length": str(one.size)} if request.method == "HEAD" else {}
@@ -197,9 +201,12 @@ class Objects:
         upload = self._uploads.get(request.query.get("uploadId", ""))
         if upload is None:
             return Answer.error(404, "NoSuchUpload", "no such upload")
+        number = int(request.query["partNumber"])
+        if not 1 <= number <= self.most_parts:
+            return Answer.error(400, "InvalidArgument", f"part numbers go from 1 to {self.most_parts}, found {number}")
         checksum = _crc64_of(request)
         with self._lock:
-            upload.parts[int(request.query["partNumber"])] = (request.body, checksum)
+            upload.parts[number] = (request.body, checksum)
         return Answer(200, {"ETag": f'"{checksum:016x}"', "x-amz-checksum-crc64nvme": to_header(checksum)})
 
     def _abort(self, request: Request) -> Answer:
