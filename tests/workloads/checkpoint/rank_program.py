@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from samite.checkpoint.store import StoreOptions, open_store
 from samite.checkpoint.store.faulty import Action, Fault, FaultyStore
@@ -130,6 +131,42 @@ def fsdp_round_trip(uri: str) -> dict:
         saver.restore("latest", tensors)
     saver.close()
     return {"sums": {name: whole(tensor).double().sum().item() for name, tensor in tensors.items()}}
+
+
+def fsdp_over_tensor_parallel(uri: str) -> dict:
+    """FSDP2 over tensor parallelism on a square of four ranks, whose shards PyTorch calls strided; saved there, loaded there and as whole tensors."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(11)
+    model = torch.nn.Sequential(torch.nn.Linear(ARGUMENTS["width"], 2 * ARGUMENTS["width"]), torch.nn.Linear(2 * ARGUMENTS["width"], 5))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    for layer in model:
+        fully_shard(layer, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    kinds = sorted({type(placement).__name__ for tensor in tensors.values() for placement in tensor.placements})
+    full = {name: tensor.full_tensor().clone() for name, tensor in tensors.items()}
+    saver, error = manager(uri), ""
+    saver.save(1, tensors, asynchronous=False)
+    for tensor in tensors.values():
+        tensor.to_local().zero_()
+    saver.restore("latest", tensors)
+    plain = {name: torch.zeros_like(tensor) for name, tensor in full.items()}
+    saver.restore("latest", plain)
+    wrong = [
+        name
+        for name, tensor in full.items()
+        if not torch.equal(plain[name], tensor) or not torch.equal(tensors[name].full_tensor(), tensor)
+    ]
+    apart = DTensor.from_local(
+        torch.zeros(2, 3), mesh, [Shard(0), _StridedShard(0, split_factor=2)], run_check=False, shape=torch.Size((8, 3)), stride=(3, 1)
+    )
+    try:
+        saver.save(2, {"apart": apart}, asynchronous=False)
+    except SamiteError as found:
+        error = str(found)
+    return {"kinds": kinds, "refused": error, "wrong": wrong}
 
 
 def differing_replicas(uri: str) -> dict:

@@ -1,9 +1,10 @@
 """What this rank holds of each tensor: its box in the global shape, and which replica of that box it is.
 
-Called by writer and reader. Plain tensors count as replicated over all ranks; DTensors say it themselves (Shard, Replicate, both).
+Called by writer and reader. Plain tensors count as replicated over all ranks; DTensors say it themselves (Shard, Replicate, both;
+strided shards of FSDP over tensor parallelism where they lie in one piece).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from samite.checkpoint.index import Box, TensorMeta, box_bytes
 from samite.checkpoint.layout import ITEM_BYTES, RESERVED
@@ -110,8 +112,12 @@ def _shard(name: str, tensor: Tensor, rank: int, world_size: int) -> LocalShard 
         if type(placement) is Replicate:
             replica = replica * tensor.device_mesh.size(axis) + coordinate[axis]
             num_replicas *= tensor.device_mesh.size(axis)
-        elif type(placement) is not Shard:
+        elif not isinstance(placement, Shard | _StridedShard):
             raise UnsupportedTensorError(f"wanted placements Shard or Replicate, found {placement}; redistribute it first")
+        elif isinstance(placement, _StridedShard) and not _beside_each_other(tensor, placement.dim, coordinate):
+            raise UnsupportedTensorError(
+                f"wanted a part that lies in one piece, found {placement}, which takes rows apart; redistribute it first"
+            )
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     local = plain(tensor.to_local())
     if tuple(local.shape) != tuple(shape):
@@ -119,6 +125,17 @@ def _shard(name: str, tensor: Tensor, rank: int, world_size: int) -> LocalShard 
     return LocalShard(
         meta=meta, box=tuple(zip(map(int, offset), map(int, shape), strict=True)), data=local, replica=replica, num_replicas=num_replicas
     )
+
+
+def _beside_each_other(tensor: DTensor, dim: int, coordinate: Sequence[int]) -> bool:
+    """Whether what this rank holds along `dim` is one range. So it is for FSDP over tensor parallelism, which is where strided shards come from."""
+    index = torch.arange(tensor.shape[dim]).view([1] * dim + [-1])
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard | _StridedShard) and placement.dim == dim:
+            pieces, _ = placement._split_tensor(index, tensor.device_mesh.size(axis), with_padding=False, contiguous=False)  # noqa: SLF001
+            index = pieces[coordinate[axis]]
+    rows = index.reshape(-1)
+    return rows.numel() == 0 or bool((rows[1:] - rows[:-1] == 1).all())
 
 
 def _check_writable(tensor: Tensor, data: Tensor) -> None:
