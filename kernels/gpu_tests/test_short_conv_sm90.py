@@ -3,13 +3,12 @@
 
 import pytest
 import torch
-from cases import relative_error
+from cases import on_hopper, relative_error
 from torch import Tensor
 
 from samite_kernels.conv import short_conv, short_conv_reference
 
-_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a GPU of compute capability 9.0")]
+pytestmark = on_hopper
 
 
 def gradients(function: object, x: Tensor, weight: Tensor, state: Tensor | None, offsets: Tensor | None) -> list[Tensor]:
@@ -39,3 +38,29 @@ def test_values_and_gradients_are_right(channels: int, offsets: tuple[int, ...] 
         assert relative_error(a, b) < 4e-3
     again = gradients(short_conv, x, weight, state, packed)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def test_a_row_without_tokens_gives_its_state_back() -> None:
+    weight, state = torch.randn(8, 4, device="cuda", requires_grad=True), torch.randn(1, 3, 8, device="cuda").bfloat16().requires_grad_()
+    y, last = short_conv(torch.empty(1, 0, 8, device="cuda").bfloat16(), weight, initial_state=state, output_final_state=True)
+    assert y.shape == (1, 0, 8)
+    assert last is not None
+    assert torch.equal(last, state)
+    d_weight, d_state = torch.autograd.grad([y.sum(), last.sum()], [weight, state])
+    assert not d_weight.any()
+    assert torch.equal(d_state, torch.ones_like(state))
+
+
+@pytest.mark.slow
+def test_tensors_of_more_than_two_to_the_31_elements_are_addressed_right() -> None:
+    num_tokens, width = 524300, 4104
+    x = torch.randn(1, num_tokens, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(width, 4, device="cuda")
+    assert x.numel() > 2**31
+    y, _ = short_conv(x, weight)
+    before, end = x[:, -203:-200].detach().float(), x[:, -200:].detach().float().requires_grad_()
+    wanted, _ = short_conv_reference(end, weight, initial_state=before)
+    assert relative_error(y[:, -200:], wanted) < 4e-3
+    (d_x,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    (d_end,) = torch.autograd.grad(wanted.sum(), end)
+    assert relative_error(d_x[:, -200:], d_end) < 4e-3

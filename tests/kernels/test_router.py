@@ -170,3 +170,28 @@ def test_wrong_inputs_are_named(emulation: Callable[[bool], None], monkeypatch: 
     monkeypatch.setenv("SAMITE_KERNELS_ROUTER", "fast")
     with pytest.raises(ValueError, match="must be one of sm90, reference, found 'fast'"):
         route(logits, bias, top_k=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("counts_EB1", torch.zeros(11, 4, dtype=torch.int32).T, "counts must be contiguous"),
+        ("counts_EB1", torch.zeros(4, 11), "counts must be int32"),
+        ("threshold_T", torch.zeros(6), r"threshold must have shape \[5\]"),
+        ("chosen_TK", torch.zeros(4, 2, dtype=torch.int64), r"chosen must have shape \[5, 2\]"),
+        ("chosen_TK", torch.zeros(5, 2, dtype=torch.int32), "chosen must be int64"),
+        ("is_padding_T", torch.zeros(4, dtype=torch.bool), r"is_padding must have shape \[5\]"),
+        ("bias_E", torch.empty(4, device="meta"), "bias must be on cpu like logits, found meta"),
+        ("threshold_T", torch.empty(5, device="meta"), "threshold must be on cpu like logits, found meta"),
+    ],
+)
+def test_what_does_not_fit_the_logits_is_named_before_anything_is_counted(name: str, wrong: Tensor, message: str) -> None:
+    logits, bias = inputs(5, 4)
+    given = {
+        "bias_E": bias,
+        "threshold_T": torch.zeros(5),
+        "chosen_TK": torch.zeros(5, 2, dtype=torch.int64),
+        "counts_EB1": counts_for(4, 10),
+    }
+    with pytest.raises(ValueError, match=message):
+        count_margins(logits, **(given | {name: wrong}))

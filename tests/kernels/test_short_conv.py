@@ -1,5 +1,6 @@
 """The short convolution against torch's own, with documents and halo."""
 
+import pytest
 import torch
 
 from samite_kernels.conv import short_conv
@@ -35,3 +36,23 @@ def test_a_cut_row_with_its_halo_equals_the_whole_and_returns_the_halo_gradient(
     wanted = torch.autograd.grad(whole, [x, weight], gradient)
     found = torch.autograd.grad(torch.cat([first, second], 1), [x, weight], gradient)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 8), (1, 5, 0)])
+def test_a_call_without_rows_or_channels_is_refused(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        short_conv(torch.randn(shape), torch.randn(shape[2], 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("weight", torch.empty(8, 4, device="meta"), "weight must be on cpu like x, found meta"),
+        ("weight", torch.ones(8, 4, dtype=torch.int32), "weight must be a floating-point tensor"),
+        ("initial_state", torch.empty(1, 3, 8, device="meta"), "initial_state must be on cpu like x, found meta"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(name: str, wrong: torch.Tensor, message: str) -> None:
+    given = {"x": torch.randn(1, 5, 8), "weight": torch.randn(8, 4)} | {name: wrong}
+    with pytest.raises(ValueError, match=message):
+        short_conv(**given)

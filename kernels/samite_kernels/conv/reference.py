@@ -44,6 +44,8 @@ def checked(x: Tensor, weight: Tensor, *, cu_seqlens: Tensor | None, initial_sta
     if x.dim() != 3:
         raise ValueError(f"x must have shape [B, T, D], found {list(x.shape)}")
     batch, num_tokens, num_channels = x.shape
+    if 0 in (batch, num_channels):
+        raise ValueError(f"B and D must be at least 1, found x {list(x.shape)}: leave out the empty call")
     taps = weight.squeeze(1) if weight.dim() == 3 else weight
     if taps.dim() != 2 or taps.shape[0] != num_channels:
         raise ValueError(f"weight must have shape [{num_channels}, W] or [{num_channels}, 1, W], found {list(weight.shape)}")
