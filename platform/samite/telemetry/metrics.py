@@ -144,6 +144,10 @@ CHECKPOINT_METRICS: tuple[Metric, ...] = (
         "samite.checkpoint.interval", _GAUGE, "s", "supervisor", "Time between commits that the spec asks for, at the present step time"
     ),
     _metric("samite.checkpoint.step", _GAUGE, "{step}", "supervisor", "Step of the newest checkpoint", "samite.checkpoint.state"),
+    _metric("samite.checkpoint.storage.usage", _GAUGE, "By", "supervisor", "Bytes used on the file system that checkpoints are written to"),
+    _metric(
+        "samite.checkpoint.storage.limit", _GAUGE, "By", "supervisor", "Bytes that this file system has; object storage has no such limit"
+    ),
     _metric("samite.checkpoint.verify.failures", _COUNTER, "{failure}", "supervisor", "Checkpoints that failed to verify"),
     _metric(
         "samite.storage.request.duration",

@@ -143,6 +143,12 @@ CASES: dict[str, Case] = {
         # Three intervals of a tiny run are seconds: nobody is woken for less than five minutes.
         silent={of("samite_checkpoint_age_seconds"): "290x600", of("samite_checkpoint_interval_seconds"): "5x600"},
     ),
+    "SamiteStorageAlmostFull": Case(
+        # 100 of 1,000 bytes are left, and a byte goes every ten minutes: 144 a day. Half as fast leaves some.
+        fires={of("samite_checkpoint_storage_usage_bytes"): "900+0.1x600", of("samite_checkpoint_storage_limit_bytes"): "1000x600"},
+        at="60m",
+        silent={of("samite_checkpoint_storage_usage_bytes"): "900+0.05x600", of("samite_checkpoint_storage_limit_bytes"): "1000x600"},
+    ),
     "SamiteCheckpointVerifyFailed": Case(
         fires={of("samite_checkpoint_verify_failures_total"): "_x15 1x600"},
         at="30m",

@@ -119,6 +119,16 @@ RUN_ALERTS: tuple[Alert, ...] = (
         "samite-checkpoints",
     ),
     _run(
+        "SamiteStorageAlmostFull",
+        "ticket",
+        f"max by ({OF_RUN}) (predict_linear(samite_checkpoint_storage_usage_bytes[6h], 86400)) > "
+        f"max by ({OF_RUN}) (samite_checkpoint_storage_limit_bytes)",
+        "30m",
+        f"Run {_RUN}: the file system of its checkpoints is full within a day",
+        "At the pace of the last six hours nothing can be written a day from now: saves fail, and a failure then costs all that came after the last one.",
+        "samite-checkpoints",
+    ),
+    _run(
         "SamiteCheckpointVerifyFailed",
         "ticket",
         f"sum by ({OF_RUN}) {grown('samite_checkpoint_verify_failures_total', '1h')} > 0",

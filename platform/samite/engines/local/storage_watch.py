@@ -5,11 +5,14 @@ A storage that does not answer leaves the last answer ageing and then unknown; i
 
 import contextlib
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from samite.checkpoint import Catalog, Entry, Level, State, Store
 from samite.checkpoint.handover import commit_document, committed_handovers
@@ -90,6 +93,21 @@ class StorageWatch:
     def storage(self) -> StorageObserved:
         """The outcome of the last probe."""
         return self._answer.storage
+
+    def space(self) -> tuple[int, int] | None:
+        """(bytes used, bytes that exist) of the file system below the checkpoints; None for object storage, and where nobody can say.
+
+        Used is everything but what this user may still write: a reserve for root is used, too.
+        """
+        address = urlsplit(self._catalog.store.uri)
+        if address.scheme not in ("", "file"):
+            return None
+        folder = Path(unquote(address.path))
+        try:
+            found = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists()))
+        except OSError:
+            return None
+        return found.total - found.free, found.total
 
     # What is wanted
 

@@ -30,6 +30,7 @@ from samite.lifecycle import Decision, Memory, RunPlan, Status
 from samite.lifecycle.decide import decide
 from samite.spec import TrainingRun
 from samite.spec.attempt import write_atomically
+from samite.telemetry.records import Point
 from samite.telemetry.setup import setup_telemetry
 
 _logger = logging.getLogger("samite.supervisor")
@@ -136,6 +137,9 @@ class Supervisor:
     def _send(self, decision: Decision) -> None:
         due = time.monotonic() - self._sent_at_s >= signals.PERIOD_S
         found = signals.points(self._status, decision.status, due=due, plan=self._plan, memory=decision.memory)
+        space = self._storage.space() if due else None
+        if space is not None:
+            found += [Point("samite.checkpoint.storage.usage", space[0]), Point("samite.checkpoint.storage.limit", space[1])]
         self._telemetry.record_points(found)
         for span in self._spans.take(decision.memory):
             self._telemetry.finished_span(span)
