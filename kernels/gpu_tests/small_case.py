@@ -1,5 +1,6 @@
 # ruff: noqa: INP001 - tests that travel with this folder
-"""One small forward and backward of every kernel for compute-sanitizer: partly filled chunks, states in and out, states kept and recomputed."""
+"""One small forward and backward of every kernel for compute-sanitizer: partly filled chunks, states in and out, states kept and recomputed,
+both ways of counting, pieces."""
 
 import os
 
@@ -7,7 +8,7 @@ import torch
 from cases import make_inputs, run
 
 from samite_kernels.conv import short_conv_qkv
-from samite_kernels.kda import counted_chunk_kda, recurrent_kda
+from samite_kernels.kda import counted_chunk_kda, recurrent_kda, sm90, sm90_counts, sm90_pieces
 from samite_kernels.kda.documents import Documents
 from samite_kernels.residual import attention_residual, freeze
 from samite_kernels.router import count_margins, route
@@ -16,7 +17,12 @@ if __name__ == "__main__":
     for recompute in (False, True):
         results = run(make_inputs(100, 1), Documents((0, 70, 100)), backend="sm90", recompute=recompute)
         print("kda", {name: float(x.float().norm()) for name, x in results.items()})  # noqa: T201
-    print("counts", int(counted_chunk_kda(**make_inputs(100, 1))[2].gate_sat_count))  # noqa: T201
+    for who in ("beside", "idle"):
+        os.environ[sm90_counts.VARIABLE] = who
+        print("counts", who, int(counted_chunk_kda(**make_inputs(100, 1))[2].gate_sat_count))  # noqa: T201
+    sm90.wanted_pieces = lambda documents, num_heads, device: sm90_pieces.pieces_of(documents, num_heads, device, 16, 1)
+    results = run(make_inputs(300, 1), Documents((0, 290, 290, 300)), backend="sm90")
+    print("pieces", {name: float(x.float().norm()) for name, x in results.items()})  # noqa: T201
 
     for name in ("CONV", "ROUTER", "DECODE", "RESIDUAL"):
         os.environ[f"SAMITE_KERNELS_{name}"] = "sm90"
