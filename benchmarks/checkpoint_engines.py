@@ -1,32 +1,119 @@
 """The engines that `checkpoint.py` compares: ours, PyTorch's and the S3 connector's writers and readers, and bare sockets as the bound."""
 
 import os
+import statistics
 from collections.abc import Callable
+from typing import Any
 
-WORLD = 4
+from checkpoint_measures import say
+
 BUCKET = "bench"
 
-_managers: dict[str, object] = {}
-saves: list = []
-"""What the manager told of each save: its stall, snapshot, upload and commit in seconds."""
+
+class Place:
+    """One rank's way to the server, and what is kept between saves."""
+
+    def __init__(self, *, endpoint: str, rank: int, connections: int) -> None:
+        self.endpoint, self.rank, self.connections = endpoint, rank, connections
+        self.read_bytes = 0
+        self._managers: dict[int, Any] = {}
+        self._stores: dict[str, Any] = {}
+        self._saves: list[Any] = []
+
+    def store(self, name: str) -> Any:
+        """A store below `name`, one for all engines' saves: connections are kept."""
+        from samite.checkpoint.store.s3 import S3Options, S3Store
+
+        if name not in self._stores:
+            number = {"connections": self.connections, "most_connections": self.connections} if self.connections else {}
+            self._stores[name] = S3Store(BUCKET, name, S3Options(endpoint=self.endpoint, **number))
+        return self._stores[name]
+
+    def manager(self, world: int, group: Any = None) -> Any:
+        """The manager over the first `world` ranks."""
+        from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions
+
+        if world not in self._managers:
+            self._managers[world] = CheckpointManager(
+                self.store("manager"),
+                run_uid="bench",
+                epoch=9 - world,
+                rank=self.rank,
+                world_size=world,
+                group=group,
+                options=CheckpointOptions(threads=max(4, self.connections or 8)),
+            )
+        return self._managers[world]
+
+    def save(self, number: int, state: dict, *, world: int) -> None:
+        """Through the manager, until it is committed."""
+        self.manager(world).save(number, state, asynchronous=False)
+        self._saves += self.manager(world).poll()
+
+    def restore(self, state: dict, world: int, group: Any) -> None:
+        """Through the manager."""
+        self.read_bytes = self.manager(world, group).restore("latest", state).read_bytes
+
+    def told(self) -> None:
+        """Where the manager's time went, on this rank."""
+        names = ("stall_s", "snapshot_s", "upload_s", "commit_s")
+        say(
+            "   manager: "
+            + ", ".join(f"{name[:-2]} {statistics.median(getattr(one, name) for one in self._saves):.3f} s" for name in names)
+        )
+
+    def forget(self, name: str, number: int) -> None:
+        """Rank 0: the server keeps everything in memory, so all but an engine's newest save and its first go."""
+        import torch.distributed as dist
+
+        dist.barrier()
+        if self.rank == 0:
+            from http.client import HTTPConnection
+
+            from samite.checkpoint import Catalog
+            from samite.checkpoint.retention import KeepPolicy, carry_out, plan_for
+
+            if name.startswith("ours"):
+                catalog = Catalog(self.store("manager" if "manager" in name else "dcp"))
+                carry_out(catalog, plan_for(catalog, KeepPolicy(last=1)))
+            elif number > 1 or name.startswith("raw"):
+                connection = HTTPConnection(self.endpoint.partition("://")[2])
+                connection.request("DELETE", f"/{BUCKET}?prefix={_PREFIXES.get(name, 'none')}/{number}/")
+                connection.getresponse().read()
+                connection.close()
+        dist.barrier()
 
 
-def raw(endpoint: str, rank: int, num_bytes: int) -> Callable[[int], object]:
+_PREFIXES = {
+    "raw sockets with CRC64": "raw",
+    "FsspecWriter, default": "fsspec-True",
+    "FsspecWriter, sync_files=False": "fsspec-False",
+    "s3torchconnector": "connector",
+}
+
+
+def chosen(engines: dict[str, Any], words: str) -> dict[str, Any]:
+    """Those that `--engines` names; ours are always among them."""
+    wanted = words.split(",") if words else [""]
+    return {name: work for name, work in engines.items() if name.startswith("ours") or any(word in name for word in wanted)}
+
+
+def raw(place: Place, num_bytes: int) -> Callable[[int], object]:
     """The bound: as many staged bytes through bare sockets, eight connections, one checksum pass."""
     from concurrent.futures import ThreadPoolExecutor
     from http.client import HTTPConnection
 
     from samite.checkpoint.checksum import crc64, to_header
 
-    staged, part = memoryview(bytearray(os.urandom(1 << 20) * (num_bytes >> 20))), 16 << 20
-    host = endpoint.partition("://")[2]
-    connections = [HTTPConnection(host) for _ in range(8)]
+    count = place.connections or 8
+    staged, part = memoryview(bytearray(os.urandom(1 << 20) * (num_bytes >> 20))), min(16 << 20, max(5 << 20, -(-num_bytes // count)))
+    connections = [HTTPConnection(place.endpoint.partition("://")[2]) for _ in range(count)]
 
-    def send(worker: int) -> None:
+    def send(worker: int, number: int) -> None:
         connection = connections[worker]
-        for start in range(worker * part, len(staged), 8 * part):
+        for start in range(worker * part, len(staged), count * part):
             view = staged[start : start + part]
-            connection.putrequest("PUT", f"/raw/{rank}-{start}")
+            connection.putrequest("PUT", f"/{BUCKET}/raw/{number}/{place.rank}-{start}")
             connection.putheader("Content-Length", str(len(view)))
             connection.putheader("x-amz-checksum-crc64nvme", to_header(crc64(view)))
             connection.endheaders()
@@ -34,46 +121,47 @@ def raw(endpoint: str, rank: int, num_bytes: int) -> Callable[[int], object]:
             connection.getresponse().read()
 
     def save(number: int) -> None:
-        del number
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(send, range(8)))
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(send, range(count), [number] * count))
 
     return save
 
 
-def ours(endpoint: str, rank: int, state: dict) -> dict[str, Callable[[int], object]]:
-    """The manager, and our writer behind PyTorch's own save."""
+def saves(place: Place, state: dict, num_bytes: int) -> dict[str, Callable[[int], object]]:
+    """The bound, the manager, our writer behind PyTorch's own save, PyTorch's writers and the S3 connector's where installed."""
     import torch.distributed.checkpoint as dcp
 
-    from samite.checkpoint import StoreOptions
-    from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions
     from samite_workloads.checkpoint.dcp import SamiteSavePlanner, SamiteStorageWriter
 
-    options = StoreOptions(endpoint=endpoint)
-    if "ours" not in _managers:
-        _managers["ours"] = CheckpointManager(
-            f"s3://{BUCKET}/manager", run_uid="bench", epoch=1, rank=rank, world_size=WORLD, options=CheckpointOptions(store=options)
-        )
-    manager = _managers["ours"]
-
-    def save_dcp(number: int) -> None:
-        dcp.save(
-            state,
-            storage_writer=SamiteStorageWriter(f"s3://{BUCKET}/dcp", step=number, options=options),
-            planner=SamiteSavePlanner(),
-        )
-
-    def save_manager(number: int) -> None:
-        manager.save(number, state, asynchronous=False)
-        saves.extend(manager.poll())
-
-    return {"ours, manager": save_manager, "ours, dcp.save": save_dcp}
+    found: dict[str, Callable[[int], object]] = {
+        "raw sockets with CRC64": raw(place, num_bytes),
+        "ours, manager": lambda number: place.save(number, state, world=4),
+        "ours, dcp.save": lambda number: dcp.save(
+            state, storage_writer=SamiteStorageWriter(place.store("dcp"), step=number), planner=SamiteSavePlanner()
+        ),
+    }
+    for name, make in their_writers(place).items():
+        found[name] = lambda number, make=make: dcp.save(state, storage_writer=make(number))
+    return found
 
 
-def theirs(endpoint: str, state: dict) -> dict[str, Callable[[int], object]]:
-    """PyTorch's writers and the S3 connector's, where installed."""
+def without_waiting(place: Place, state: dict) -> dict[str, Callable[[int], Callable[[], object]]]:
+    """Saves in the background; each returns what waits for its end."""
     import torch.distributed.checkpoint as dcp
 
+    def ours(number: int) -> Callable[[], object]:
+        place.manager(4).save(number, state)
+        return lambda: place.manager(4).wait(120)
+
+    found: dict[str, Callable[[int], Callable[[], object]]] = {"ours, manager": ours}
+    for name, make in their_writers(place).items():
+        if name != "FsspecWriter, default":
+            found[name] = lambda number, make=make: dcp.async_save(state, storage_writer=make(number)).result
+    return found
+
+
+def their_writers(place: Place) -> dict[str, Callable[[int], object]]:
+    """PyTorch's over s3fs, and the S3 connector's, where installed."""
     found: dict[str, Callable[[int], object]] = {}
     try:
         import s3fs  # noqa: F401
@@ -81,64 +169,48 @@ def theirs(endpoint: str, state: dict) -> dict[str, Callable[[int], object]]:
     except ImportError:
         pass
     else:
-        keys = {"client_kwargs": {"endpoint_url": endpoint}, "key": "key", "secret": "secret"}
         for name, sync in (("FsspecWriter, default", True), ("FsspecWriter, sync_files=False", False)):
-            found[name] = lambda number, sync=sync: dcp.save(
-                state, storage_writer=FsspecWriter(f"s3://{BUCKET}/fsspec-{sync}/{number}", sync_files=sync, **keys)
+            found[name] = lambda number, name=name, sync=sync: FsspecWriter(
+                f"s3://{BUCKET}/{_PREFIXES[name]}/{number}", sync_files=sync, **_keys(place)
             )
     try:
         from s3torchconnector.dcp import S3StorageWriter
     except ImportError:
         pass
     else:
-        found["s3torchconnector"] = lambda number: dcp.save(
-            state, storage_writer=pointed(S3StorageWriter("us-east-1", f"s3://{BUCKET}/connector/{number}/", overwrite=True), endpoint)
+        found["s3torchconnector"] = lambda number: pointed(
+            S3StorageWriter("us-east-1", f"s3://{BUCKET}/connector/{number}/", overwrite=True), place.endpoint
         )
     return found
 
 
-def our_loads(endpoint: str, rank: int, state: dict) -> dict[str, Callable[[int], object]]:
-    """Restore of what was saved above."""
+def loads(place: Place, state: dict, world: int, group: Any) -> dict[str, Callable[[int], object]]:
+    """Loads of what was saved, onto the first `world` ranks; the others look on."""
     import torch.distributed.checkpoint as dcp
 
-    from samite.checkpoint import StoreOptions
     from samite_workloads.checkpoint.dcp import SamiteStorageReader
 
-    ours(endpoint, rank, state)
-    manager = _managers["ours"]
-    return {
-        "ours, manager": lambda _: manager.restore("latest", state),
-        "ours, dcp.load": lambda _: dcp.load(
-            state, storage_reader=SamiteStorageReader(f"s3://{BUCKET}/dcp", options=StoreOptions(endpoint=endpoint))
-        ),
-    }
-
-
-def their_loads(endpoint: str, state: dict) -> dict[str, Callable[[int], object]]:
-    """The others' readers."""
-    import torch.distributed.checkpoint as dcp
-
-    found: dict[str, Callable[[int], object]] = {}
+    readers: dict[str, Callable[[], object]] = {"ours, dcp.load": lambda: SamiteStorageReader(place.store("dcp"))}
     try:
         import s3fs  # noqa: F401
         from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
     except ImportError:
         pass
     else:
-        keys = {"client_kwargs": {"endpoint_url": endpoint}, "key": "key", "secret": "secret"}
-        found["FsspecReader"] = lambda _: dcp.load(state, storage_reader=FsspecReader(f"s3://{BUCKET}/fsspec-False/1", **keys))
+        readers["FsspecReader"] = lambda: FsspecReader(f"s3://{BUCKET}/fsspec-False/0", **_keys(place))
     try:
         from s3torchconnector.dcp import S3StorageReader
     except ImportError:
         pass
     else:
-        found["s3torchconnector"] = lambda _: dcp.load(
-            state, storage_reader=pointed(S3StorageReader("us-east-1", f"s3://{BUCKET}/connector/1/"), endpoint)
-        )
-    return found
+        readers["s3torchconnector"] = lambda: pointed(S3StorageReader("us-east-1", f"s3://{BUCKET}/connector/0/"), place.endpoint)
+    found: dict[str, Callable[[int], object]] = {"ours, manager": lambda _: place.restore(state, world, group)}
+    for name, make in readers.items():
+        found[name] = lambda _, make=make: dcp.load(state, storage_reader=make(), process_group=group)
+    return found if place.rank < world else dict.fromkeys(found, lambda _: None)
 
 
-def pointed(engine: object, endpoint: str) -> object:
+def pointed(engine: Any, endpoint: str) -> object:
     """The connector's classes take no endpoint: its client is replaced."""
     from s3torchconnector import S3ClientConfig
     from s3torchconnector._s3client import S3Client
@@ -149,19 +221,5 @@ def pointed(engine: object, endpoint: str) -> object:
     return engine
 
 
-def forget(endpoint: str, number: int) -> None:
-    """Rank 0: the server keeps everything in memory, so all but the newest saves go."""
-    from http.client import HTTPConnection
-
-    from samite.checkpoint import Catalog, StoreOptions, open_store
-    from samite.checkpoint.retention import KeepPolicy, carry_out, plan_for
-
-    for place in ("manager", "dcp"):
-        catalog = Catalog(open_store(f"s3://{BUCKET}/{place}", StoreOptions(endpoint=endpoint)))
-        carry_out(catalog, plan_for(catalog, KeepPolicy(last=1)))
-    for place in ("fsspec-True", "fsspec-False", "connector"):
-        if number > 1:
-            connection = HTTPConnection(endpoint.partition("://")[2])
-            connection.request("DELETE", f"/{BUCKET}?prefix={place}/{number}/")
-            connection.getresponse().read()
-            connection.close()
+def _keys(place: Place) -> dict[str, Any]:
+    return {"client_kwargs": {"endpoint_url": place.endpoint}, "key": "key", "secret": "secret"}

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 TRIES = 4
 FIRST_PAUSE_S = 0.1
-_BETTER = 1.15
+_BETTER = 1.4
 _TRIED_AGAIN_S = 60.0
 """More parts at once that did not help are tried again after this long: the network may have changed."""
 _LOOK_S = 0.25
