@@ -16,10 +16,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from samite.checkpoint import Catalog
 from samite.checkpoint.store import StoreOptions, open_store
 from samite.checkpoint.store.faulty import Action, Fault, FaultyStore
 from samite.errors import SamiteError
 from samite_workloads.checkpoint import CheckpointManager, CheckpointOptions
+from samite_workloads.checkpoint.tiers import TieredManager
 
 RANK, WORLD, ARGUMENTS = globals()["RANK"], globals()["WORLD"], globals()["ARGUMENTS"]
 
@@ -167,6 +169,23 @@ def fsdp_over_tensor_parallel(uri: str) -> dict:
     except SamiteError as found:
         error = str(found)
     return {"kinds": kinds, "refused": error, "wrong": wrong}
+
+
+def tiers_of_ranks(uri: str) -> dict:
+    """Five saves in two tiers, the near one perhaps another folder on each rank; the next attempt restores the newest."""
+    near = ARGUMENTS["near"] if ARGUMENTS["shared"] else f"{ARGUMENTS['near']}-{RANK}"
+    options = CheckpointOptions(store=StoreOptions(durable=False), deadline_s=20.0, probe=False)
+    facts = {"run_uid": "run", "rank": RANK, "world_size": WORLD, "options": options, "store_every": 2}
+    first = TieredManager(near, uri, epoch=1, **facts)
+    for step in range(1, 6):
+        first.save(step, sharded({name: tensor + step for name, tensor in full_tensors().items() if name != "flags"}), asynchronous=False)
+    first.close()
+    expected = {name: tensor + 5 for name, tensor in full_tensors().items() if name != "flags"}
+    targets = sharded({name: torch.zeros_like(tensor) for name, tensor in expected.items()})
+    restored = TieredManager(near, uri, epoch=2, **facts).restore("latest", targets)
+    wrong = [name for name, tensor in targets.items() if not torch.equal(whole(tensor), expected[name])]
+    stored = sorted(entry.step for entry in Catalog(open_store(uri)).list())
+    return {"problem": first.near_problem, "step": restored.step, "wrong": wrong, "stored": stored}
 
 
 def differing_replicas(uri: str) -> dict:

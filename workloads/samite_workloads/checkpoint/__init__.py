@@ -10,6 +10,7 @@ from samite_workloads.checkpoint.results import (
     SaveFailedError,
     SaveFailure,
 )
+from samite_workloads.checkpoint.tiers import TieredManager
 
 __all__ = [
     "CheckpointManager",
@@ -20,4 +21,5 @@ __all__ = [
     "Restored",
     "SaveFailedError",
     "SaveFailure",
+    "TieredManager",
 ]
