@@ -1,5 +1,6 @@
 """How the readings leave: `GET /metrics` and `/healthz`, and OTLP from observable instruments, which tell only what is there at that moment."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -25,11 +26,12 @@ class MetricsServer:
             def do_GET(self) -> None:
                 found = pages.get(self.path.partition("?")[0])
                 body = (found() if found is not None else "there are /metrics and /healthz\n").encode()
-                self.send_response(200 if found is not None else 404)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                with contextlib.suppress(ConnectionError):  # a scrape that gave up waiting is no error of ours
+                    self.send_response(200 if found is not None else 404)
+                    self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
                 """Scrapes come each few seconds: nobody wants them in the log."""
