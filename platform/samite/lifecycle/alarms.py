@@ -1,4 +1,4 @@
-"""Numbers that left their range, as the trainer's events tell them: what a stage may answer with a pause."""
+"""Numbers that left their range, as the trainer's events tell them, and the pause that a stage may answer with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,3 +34,13 @@ class NumericAlarm:
             step=step,
             message=f"{what} {value:.4g} where {median:.4g} is usual; data rows {attributes.get('samite.data.window')}",
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pause:
+    """The run is to stop at its next checkpoint."""
+
+    reason: str
+    message: str
+    request_id: str
+    since_watched_s: float

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Self
 
+from samite.lifecycle.alarms import Pause
 from samite.lifecycle.codec import from_document, to_document
 from samite.lifecycle.evidence import Evidence
 from samite.lifecycle.ledger import Ledger
@@ -220,16 +221,6 @@ class Suspicion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pause:
-    """The run is to stop at its next checkpoint."""
-
-    reason: str
-    message: str
-    request_id: str
-    since_watched_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """The whole memory of one run. `Memory()` is a run that was never looked at."""
 
@@ -253,18 +244,15 @@ class Memory:
     stage_index: int = 0
     stages: tuple[StageMemory, ...] = ()
     spent: dict[FailureClass, tuple[float, ...]] = field(default_factory=dict)
-    """Times of restarts that still count against each budget."""
+    """Times of restarts that still count against each budget; `restarts`: how many there were, by class."""
     restarts: dict[FailureClass, int] = field(default_factory=dict)
-    """All restarts by class."""
     cycles_without_commit: int = 0
     backoff_exponent: int = 0
     commits: int = 0
     newest_commit: str = ""
     newest_commit_step: int = -1
     newest_commit_at_s: float | None = None
-    newest_save_s: float | None = None
-    """How long the newest save that a rank told of took, and how long of that training waited."""
-    newest_save_stall_s: float | None = None
+    newest_save: tuple[float, float] | None = None  # seconds that the newest save a rank told of took, and of that training waited
     commits_at_failure: int = 0
     best_step: int = -1
     """Largest step ever finished; steps up to here are recomputed after a restart."""

@@ -1,7 +1,7 @@
 """News that ask for a checkpoint: a node that will be taken away, decay that no restart can repair, numbers that the stage does not accept."""
 
 from samite.lifecycle.actions import RequestCheckpoint
-from samite.lifecycle.memory import Pause
+from samite.lifecycle.alarms import Pause
 from samite.lifecycle.observed import NodeSays
 from samite.lifecycle.turn import Turn, live_of
 
