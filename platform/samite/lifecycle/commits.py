@@ -15,8 +15,8 @@ def note_commits(turn: Turn) -> None:
             if item.step > newest_step or (item.checkpoint_id != newest_id and at_s is not None and committed_at > at_s + 1.0):
                 newest_id, newest_step, at_s, new = item.checkpoint_id, item.step, committed_at, new + 1
     lead = turn.ranks.lead
-    if lead is not None and lead.save_s > 0.0 and (lead.save_s, lead.save_stall_s) != (memory.newest_save_s, memory.newest_save_stall_s):
-        turn.remember(newest_save_s=lead.save_s, newest_save_stall_s=lead.save_stall_s)
+    if lead is not None and lead.save_s > 0.0 and (lead.save_s, lead.save_stall_s) != memory.newest_save:
+        turn.remember(newest_save=(lead.save_s, lead.save_stall_s))
     if lead is not None and lead.checkpoint_step > newest_step:
         newest_id, newest_step, at_s, new = "", lead.checkpoint_step, turn.now_s, new + 1
     elif newest_step >= 0 and not newest_id and listing is not None:

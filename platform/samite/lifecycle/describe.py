@@ -53,8 +53,8 @@ def status_of(turn: Turn) -> Status:
         nodes_ready=usable_nodes(turn) if turn.cluster_seen().state is not None else None,
         last_checkpoint=memory.newest_commit,
         last_checkpoint_step=memory.newest_commit_step if memory.newest_commit_step >= 0 else None,
-        last_save_s=memory.newest_save_s,
-        last_save_stall_s=memory.newest_save_stall_s,
+        last_save_s=memory.newest_save[0] if memory.newest_save is not None else None,
+        last_save_stall_s=memory.newest_save[1] if memory.newest_save is not None else None,
         recomputed_steps=memory.recomputed_steps,
         skipped_data_windows=memory.skip_data_windows[-SHOWN_WINDOWS:],
     )
