@@ -15,7 +15,7 @@ from typing import Any
 
 from samite.engines.kuberay.api import NODE_BLAME, ApiError, ConflictApiError, Document, GoneApiError, KubernetesApi
 from samite.lifecycle import blame as rules
-from samite.lifecycle.memory import BlameMemory
+from samite.lifecycle.doubts import BlameMemory
 from samite.lifecycle.plan import NodePolicy
 from samite.spec.node_blame import MAX_EVIDENCE
 from samite_operators.status import timestamp

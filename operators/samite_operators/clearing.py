@@ -126,6 +126,17 @@ class Clearing:
         return None
 
 
+def take_on(services: "Services", run: Document) -> Document:
+    """Hold the rights that the run's end will need, then put the finalizer on it; returns the run as it stands. Costs no request where all that is so."""
+    metadata = run["metadata"]
+    services.rights.hold(metadata["namespace"])
+    finalizers = metadata.get("finalizers") or ()
+    if FINALIZER in finalizers:
+        return run
+    patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": [*finalizers, FINALIZER]}}
+    return services.api.patch(TRAINING_RUN, metadata["namespace"], metadata["name"], patch)
+
+
 def _wants_checkpoint(run: Document) -> bool:
     return (run["metadata"].get("annotations") or {}).get(CHECKPOINT_FIRST) == "true"
 

@@ -18,7 +18,7 @@ from samite.engines.kuberay.stored_memory import unpack
 from samite.engines.kuberay.wishes import answered
 from samite.errors import SamiteError, SpecError
 from samite.lifecycle import TERMINAL, Decision, Memory, decide
-from samite_operators.clearing import Clearing
+from samite_operators.clearing import Clearing, take_on
 from samite_operators.plans import Planned, is_ours, plan_of
 from samite_operators.refusing import REFUSALS, refuse
 from samite_operators.run_state import Next, RunState
@@ -86,9 +86,7 @@ class Turns:
             return self._clear(run, state)
         if services.settings.maintenance:
             return self._look_only(run, state)
-        services.rights.hold(namespace)
-        if FINALIZER not in (run["metadata"].get("finalizers") or ()):
-            run = self._with_finalizer(run)
+        run = take_on(services, run)
         try:
             planned = self._planned(run, state)
             memory = unpack((run.get("status") or {}).get("memory", ""))
@@ -228,13 +226,6 @@ class Turns:
         except (SpecError, ValueError):
             planned, memory = None, Memory()
         return Next(in_s=state.clearing.step(services, run, planned, memory, state.writer))
-
-    def _with_finalizer(self, run: Document) -> Document:
-        metadata = run["metadata"]
-        patch = {
-            "metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": [*(metadata.get("finalizers") or ()), FINALIZER]}
-        }
-        return self._services.api.patch(TRAINING_RUN, metadata["namespace"], metadata["name"], patch)
 
     def _remove_answered(self, run: Document, memory: Memory) -> None:
         """Requests that are answered leave the annotations. A person who writes at this moment wins: it is tried again."""

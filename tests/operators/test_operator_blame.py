@@ -6,7 +6,7 @@ import pytest
 
 from samite.engines.kuberay.api import error_of
 from samite.engines.kuberay.fake_api import FakeApi
-from samite.lifecycle.memory import BlameMemory
+from samite.lifecycle.doubts import BlameMemory
 from samite.lifecycle.plan import NodePolicy
 from samite.spec.node_blame import NodeBlame
 from samite_operators.blame import NODE_BLAME, BlameLedger, is_excluded

@@ -10,7 +10,7 @@ import typer
 from samite.cli.output import Column, OutputFormat, OutputOption, ago, note, print_items
 
 if TYPE_CHECKING:
-    from samite.lifecycle.memory import BlameMemory
+    from samite.lifecycle.doubts import BlameMemory
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.", show_default=False)]
 NodeArgument = Annotated[

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from samite.lifecycle.memory import BlameMemory
+from samite.lifecycle.doubts import BlameMemory
 from samite.lifecycle.plan import NodePolicy
 
 FLAP_PAIR_S = 300.0

@@ -9,6 +9,7 @@ from typing import Self
 
 from samite.lifecycle.alarms import Pause
 from samite.lifecycle.codec import from_document, to_document
+from samite.lifecycle.doubts import BlameMemory, Suspicion
 from samite.lifecycle.evidence import Evidence
 from samite.lifecycle.ledger import Ledger
 from samite.lifecycle.phases import FailureClass, Level, Phase
@@ -189,35 +190,6 @@ class RecoveryRecord:
     def total_s(self) -> float:
         """From the fault to the first finished step."""
         return self.detect_s + self.restart_s + self.load_s + self.first_step_s
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlameMemory:
-    """Strikes of one node, and whether it is excluded."""
-
-    node: str
-    strikes: float = 0.0
-    updated_s: float = 0.0
-    excluded_until_s: float | None = None
-    reason: str = ""
-    seen: tuple[str, ...] = ()
-    """Facts that were counted already, so that repeated observations do not count twice. At most 8."""
-    last_flap_s: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Suspicion:
-    """Something that looks wrong on too little evidence to act."""
-
-    kind: str
-    """hang | storage | straggler | failure"""
-    submission_id: str
-    incarnation: int
-    since_s: float
-    since_watched_s: float
-    diagnostics_id: str = ""
-    confirmed: bool = False
-    detail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from samite.lifecycle.actions import CollectDiagnostics
+from samite.lifecycle.doubts import Suspicion
 from samite.lifecycle.judge import Verdict
-from samite.lifecycle.memory import Suspicion
 from samite.lifecycle.respond import describe
 from samite.lifecycle.turn import Turn, live_of
 

@@ -11,7 +11,7 @@ from served_api import World
 from samite.engines.kuberay.api import NODE_BLAME
 from samite.engines.kuberay.stored_memory import pack
 from samite.lifecycle import Memory
-from samite.lifecycle.memory import BlameMemory
+from samite.lifecycle.doubts import BlameMemory
 
 PROD = ("--context", "prod")
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from samite.engines.local.signals import points
 from samite.lifecycle import Memory, Observed, Phase, RunPlan, Status
 from samite.lifecycle.decide import Decision, decide
-from samite.lifecycle.memory import BlameMemory, RecoveryRecord
+from samite.lifecycle.doubts import BlameMemory
+from samite.lifecycle.memory import RecoveryRecord
 from samite.lifecycle.phases import FailureClass
 from samite.spec import TrainingRun
 from samite.telemetry.records import Point

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import samite.lifecycle
 from samite.lifecycle import FailureClass, GateQuestion, HandoverFound, Memory, Phase, RunPlan, decide
+from samite.lifecycle.doubts import BlameMemory
 from samite.lifecycle.gates import GateVerdict, judge_gate
 from samite.lifecycle.handover import carried, content_hash, handover_document, reset, stages_done
-from samite.lifecycle.memory import BlameMemory, FailureRecord, RecoveryMemory, StageMemory
+from samite.lifecycle.memory import FailureRecord, RecoveryMemory, StageMemory
 from samite.lifecycle.phases import TERMINAL, Level, followers
 from samite.lifecycle.simulation import faults, impatient, small_plan, small_run
 from samite.telemetry import names

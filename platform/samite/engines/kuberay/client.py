@@ -17,7 +17,7 @@ from samite.checkpoint import Store, StoreOptions, open_store
 from samite.engines.base import TERMINAL_PHASES, Blow, EventFeed, LogChoice, Logs, Submitted
 from samite.engines.kuberay import names
 from samite.engines.kuberay.api import POD, TRAINING_RUN, ConflictApiError, Document, GoneApiError, Kind
-from samite.engines.kuberay.client_run import ClusterRun, manifest, record, request_patch, same_run, status_document
+from samite.engines.kuberay.client_run import ClusterRun, manifest, pod_document, record, request_patch, same_run, status_document
 from samite.engines.kuberay.stored_memory import memory_of
 from samite.errors import ConflictError, NotAllowedError, NotFoundError, SamiteError, UsageError
 from samite.lifecycle import Memory, RequestKind
@@ -289,16 +289,4 @@ class ClusterEngine:
         except SamiteError as error:
             self.tell(f"the pods were not read: {error}")
             return []
-        return [_pod(pod) for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))]
-
-
-def _pod(pod: Document) -> dict[str, Any]:
-    status = pod.get("status") or {}
-    containers = status.get("containerStatuses") or []
-    return {
-        "name": pod["metadata"]["name"],
-        "phase": "Terminating" if pod["metadata"].get("deletionTimestamp") else str(status.get("phase", "Unknown")),
-        "ready": any(item.get("type") == "Ready" and item.get("status") == "True" for item in status.get("conditions") or ()),
-        "restarts": sum(int(item.get("restartCount", 0)) for item in containers),
-        "node": str(pod["spec"].get("nodeName", "")),
-    }
+        return [pod_document(pod) for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))]

@@ -123,6 +123,19 @@ def own_metadata(document: Document) -> dict[str, Any]:
     return found
 
 
+def pod_document(pod: Document) -> dict[str, Any]:
+    """What `samite describe` shows of a pod."""
+    status = pod.get("status") or {}
+    containers = status.get("containerStatuses") or []
+    return {
+        "name": pod["metadata"]["name"],
+        "phase": "Terminating" if pod["metadata"].get("deletionTimestamp") else str(status.get("phase", "Unknown")),
+        "ready": any(item.get("type") == "Ready" and item.get("status") == "True" for item in status.get("conditions") or ()),
+        "restarts": sum(int(item.get("restartCount", 0)) for item in containers),
+        "node": str(pod["spec"].get("nodeName", "")),
+    }
+
+
 def seconds(timestamp: Any) -> float | None:
     """Seconds since the epoch of `2026-11-30T19:00:00Z`, with or without a fraction; None for anything else."""
     try:
