@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -101,6 +102,25 @@ def test_stacks_are_written_on_request_once_and_told(driver, new_rank):
     ControlFiles(driver).apply({"stacks.json": '{"request": "hang-2"}'})
     until(lambda: "--- hang-2" in file.read_text())
     assert rank.bridge.close()
+
+
+def test_the_thread_that_trains_is_in_the_stacks_however_many_others_there_are(driver, new_rank):
+    over = threading.Event()
+    others = [threading.Thread(target=over.wait) for _ in range(120)]
+    for other in others:
+        other.start()
+    try:
+        rank = new_rank()
+        rank.bridge.open()
+        ControlFiles(driver).apply({"stacks.json": '{"request": "hang-1"}'})
+        file = driver / f"attempts/{SUBMISSION}/logs/stacks-rank-0.txt"
+        until(lambda: file.exists() and "Main thread" in file.read_text(), limit_s=10.0)
+        assert "test_the_thread_that_trains_is_in_the_stacks" in file.read_text()
+        assert rank.bridge.close()
+    finally:
+        over.set()
+        for other in others:
+            other.join()
 
 
 def test_of_ten_thousand_ranks_each_sends_less_often():

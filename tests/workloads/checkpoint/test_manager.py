@@ -1,6 +1,8 @@
 """One process and its manager: snapshots, faults of storage, and choosing what to load."""
 
+import gc
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -330,3 +332,17 @@ def test_a_save_ends_by_its_deadline_even_if_storage_holds_every_thread(store, m
     with pytest.raises(SaveFailedError, match="has not answered"):
         saver.save(1, state(1), asynchronous=False)
     store.clear()
+
+
+def test_a_manager_that_is_dropped_finishes_its_save_and_leaves_no_thread(store):
+    before = set(threading.enumerate())
+    saver = manager(store)
+    saver.save(1, state(3.0))
+    mine = [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("samite-")]
+    assert {thread.name for thread in mine} >= {"samite-upload", "samite-commit"}
+    del saver
+    gc.collect()
+    for thread in mine:
+        thread.join(timeout=10.0)
+        assert not thread.is_alive()
+    assert loaded(manager(store, epoch=2)) == 3.0

@@ -9,8 +9,10 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from typing import Protocol
 
 from samite.errors import SamiteError
@@ -157,6 +159,9 @@ class RankBridge:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a", encoding="utf-8") as stacks:
             stacks.write(f"--- {request} {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n")
+            # faulthandler ends after a hundred threads, newest first: the one that trains would be the one that is missing.
+            training = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - CPython documents it for this
+            stacks.write(f"Main thread, most recent call last:\n{''.join(traceback.format_stack(training))}\n")
             stacks.flush()
             faulthandler.dump_traceback(stacks, all_threads=True)
 
