@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 
 from samite.checkpoint.catalog import Catalog
@@ -62,6 +63,10 @@ class BackgroundSaver:
         self._ledger.begin(job)
         self._uploads.put(job)
         self._wake.set()
+
+    def end_with(self, owner: object) -> None:
+        """Once `owner` is dropped without `stop`, the threads end after its last save. At exit they are daemons."""
+        weakref.finalize(owner, self.stop, 0.0).atexit = False
 
     def stop(self, timeout_s: float) -> None:
         """End the threads; a job still in flight is left to its own end (they are daemons)."""

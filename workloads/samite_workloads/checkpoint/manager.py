@@ -14,7 +14,6 @@ Every rank calls the same methods in the same order. Collectives are a few bytes
 import hashlib
 import secrets
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -82,10 +81,8 @@ class CheckpointManager:
         self._plans = PlanCache(rank=rank, world_size=world_size, object_bytes=self._options.object_bytes)
         self._ledger = Ledger()
         self._background = BackgroundSaver(self._store, rank, self._pool, self._ledger, self._options)
-        # Dropped without `close`, it leaves no thread behind once its last save has ended. At exit they are daemons.
-        weakref.finalize(self, self._background.stop, 0.0).atexit = False
-        self._saves = 0
-        self._agreed = False
+        self._background.end_with(self)
+        self._saves, self._agreed = 0, False
 
     @property
     def store(self) -> Store:
