@@ -155,8 +155,10 @@ def _restarted_unseen(turn: Turn) -> bool:
             cause, failure_class=FailureClass.INFRA, error_type="WorkerLost", message="Ray restarted the worker group; no rank said why"
         )
     record = record_of(turn, cause, (*told, grown))
+    # Nothing was trained since the old group's last step, though nobody knew: that is what noticing it took.
+    stood_s = max(0.0, turn.now_s - live.last_step_at_s) if live.last_step >= 0 else 0.0
     begin_incarnation(turn, ranks.incarnation)
-    record = replace(record, incarnation=ranks.incarnation - 1, detect_s=0.0)
+    record = replace(record, incarnation=ranks.incarnation - 1, detect_s=stood_s)
     respond(turn, record, over=False, already_in_place=True)
     return True
 

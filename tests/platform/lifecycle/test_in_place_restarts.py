@@ -34,6 +34,17 @@ def test_a_restart_that_nobody_saw_is_counted_and_recorded_when_it_is_found():
     assert engine.world.attempts_seen == [1]
 
 
+def test_the_time_of_a_restart_that_nobody_saw_is_lost_time_and_part_of_its_recovery():
+    engine = running()
+    faults.kill_rank(engine.world, 1)
+    while_nobody_looks(engine, 6)
+    ettr = engine.run(8).status.ettr
+    (record,) = engine.memory.recoveries
+    assert 5.0 <= record.detect_s <= 9.0
+    assert record.total_s >= record.detect_s
+    assert ettr.lost.detect == pytest.approx(record.detect_s)
+
+
 def test_a_restart_that_nobody_saw_is_classed_by_the_report_it_left():
     engine = running()
     faults.raise_at(engine.world, engine.world.running().step, "application")
