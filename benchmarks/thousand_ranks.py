@@ -10,7 +10,6 @@ node, 2,000 for the rest. Exit code 1 if it is not kept.
 """
 
 import argparse
-import contextlib
 import json
 import multiprocessing
 import os
@@ -20,14 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "operators"), str(ROOT / "tests" / "platform" / "dashboards")]
+
+from receivers import collector, free_port, prometheus  # noqa: E402
 
 from samite.engines.node_agent.collect import Agent  # noqa: E402 - the paths of the played parts come first
 from samite.engines.node_agent.devices import Device, Nvml  # noqa: E402
@@ -41,14 +40,6 @@ LAYERS, LINEAR_LAYERS = 61, 46
 RECORDED = {"samite.decay.kind": ("state",), "samite.checkpoint.tier": ("object",), "samite.memory.kind": ("allocated", "reserved")}
 """What the trainer says of these, of all that the registry allows."""
 INTERVAL_S = 10.0
-COLLECTOR = """
-receivers: {{otlp: {{protocols: {{grpc: {{endpoint: "127.0.0.1:{grpc}"}}}}}}}}
-exporters:
-  prometheus: {{endpoint: "127.0.0.1:{scrape}", resource_to_telemetry_conversion: {{enabled: true}}}}
-service:
-  telemetry: {{metrics: {{level: none}}}}
-  pipelines: {{metrics: {{receivers: [otlp], exporters: [prometheus]}}}}
-"""
 
 
 class PlayedNvml(Nvml):
@@ -174,57 +165,6 @@ def resident_kib(pid: int) -> int:
     """Resident memory of a process."""
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
     return int(found[1]) if found else 0
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-@contextlib.contextmanager
-def collector(program: Path, folder: Path) -> Iterator[tuple[str, Any, int]]:
-    """A collector: its OTLP endpoint, a function that gives the names of all series, its process id."""
-    ports = {"grpc": free_port(), "scrape": free_port()}
-    (folder / "collector.yaml").write_text(COLLECTOR.format(**ports), encoding="utf-8")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, "--config", str(folder / "collector.yaml")], stdout=log, stderr=log)
-
-    def series() -> list[str]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports['scrape']}/metrics", timeout=60) as answer:
-            return [line for line in answer.read().decode().splitlines() if line and not line.startswith("#")]
-
-    try:
-        until_open(ports["grpc"], process, folder / "log")
-        yield f"http://127.0.0.1:{ports['grpc']}", series, process.pid
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-
-
-@contextlib.contextmanager
-def prometheus(program: Path, folder: Path) -> Iterator[tuple[str, Any, int]]:
-    """The same of a Prometheus that receives OTLP itself."""
-    from live_prometheus import running
-
-    with running(program, folder / "prometheus", groups=()) as live:
-
-        def series() -> list[str]:
-            found = live.ask("query", query='{__name__=~".+"}')["result"]
-            return [item["metric"]["__name__"] + json.dumps(item["metric"]) for item in found]
-
-        yield live.otlp, series, live.pid
-
-
-def until_open(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until somebody listens; AssertionError with the log if the process ends."""
-    for _ in range(300):
-        assert process.poll() is None, log.read_text(encoding="utf-8")[-2000:]
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"nobody listens on port {port}")
 
 
 def one_agent_process(endpoint: str) -> tuple[subprocess.Popen[bytes], int]:

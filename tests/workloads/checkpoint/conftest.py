@@ -3,10 +3,13 @@
 import json
 import multiprocessing
 import runpy
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from restoring_threads import Seat, Table
 
 from samite.checkpoint.commit import CommitRequest
 from samite.checkpoint.fence import Fence, FencedError, open_session
@@ -87,40 +88,6 @@ class RankStore(FaultyStore):
         if operation == "put_if_absent" and key.endswith(f"/{MANIFEST}") and answer:
             self._committed(key)
         return answer
-
-
-class Table:
-    """Threads that restore together."""
-
-    def __init__(self, world: int) -> None:
-        self._barrier, self._box = threading.Barrier(world, timeout=20), [None] * world
-
-    def abort(self) -> None:
-        self._barrier.abort()
-
-    def exchange(self, rank: int, value):
-        self._box[rank] = value
-        self._barrier.wait()
-        found = list(self._box)
-        self._barrier.wait()
-        return found
-
-
-@dataclass(frozen=True)
-class Seat:
-    """One of them."""
-
-    table: Table
-    rank: int
-    size: int
-
-    def together(self, work):
-        return self.table.exchange(self.rank, work())
-
-    def swap(self, outgoing, incoming):
-        received = [contents[self.rank] for contents in self.table.exchange(self.rank, outgoing)]
-        assert [len(content) for content in received] == list(incoming)
-        return [memoryview(content) for content in received]
 
 
 def content(step: int) -> dict[str, torch.Tensor]:

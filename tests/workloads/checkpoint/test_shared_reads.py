@@ -3,7 +3,6 @@
 import itertools
 import secrets
 import threading
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from restoring_threads import Seat, Table
 
 from samite.checkpoint import open_store
 from samite.checkpoint.commit import CommitRequest, build_manifest
@@ -51,37 +51,6 @@ class Counting:
         with self.lock:
             self.asked += len(target)
         self.inner.read_into(key, offset, target)
-
-
-class Table:
-    """Threads that restore together."""
-
-    def __init__(self, world: int) -> None:
-        self._barrier, self._box = threading.Barrier(world, timeout=20), [None] * world
-
-    def exchange(self, rank: int, value):
-        self._box[rank] = value
-        self._barrier.wait()
-        found = list(self._box)
-        self._barrier.wait()
-        return found
-
-
-@dataclass(frozen=True)
-class Seat:
-    """One of them."""
-
-    table: Table
-    rank: int
-    size: int
-
-    def together(self, work):
-        return self.table.exchange(self.rank, work())
-
-    def swap(self, outgoing, incoming):
-        received = [contents[self.rank] for contents in self.table.exchange(self.rank, outgoing)]
-        assert [len(content) for content in received] == list(incoming)
-        return [memoryview(content) for content in received]
 
 
 def grids(draw, shape, world: int):
